@@ -1,0 +1,32 @@
+# Every target sets up what it needs in .venv first; a second call installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: lap lint test test-all bench setup clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+lap: setup
+	$(BIN)/hotlap train softcap --dry-run
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+test-all: lint
+	$(BIN)/pytest -m ''
+
+bench: setup
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
