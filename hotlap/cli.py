@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import NoReturn
 
 from hotlap import __version__
 from hotlap.errors import ConfigError, HotlapError
+from hotlap.settings import nearest
 
 # Help texts stand here, not in the modules, so that `hotlap --help` imports none of them.
 COMMANDS = {
@@ -31,14 +31,6 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(
             expected=f"arguments of `{self.prog}`", found=message, do=f"see `{self.prog} --help`"
         )
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """What to do about an unknown `word`: the nearest known one, and all of them where they are few."""
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if nearest:
-        return f"did you mean `{nearest[0]}`?"
-    return "choose one of those"
 
 
 def build_parser() -> Parser:
@@ -63,7 +55,7 @@ def dispatch(argv: Sequence[str]) -> int:
         raise ConfigError(
             expected=f"a command ({', '.join(known)})",
             found=f"`{args.command}`",
-            do=suggestion(args.command, known),
+            do=nearest(args.command, known),
         )
     module = importlib.import_module(f"hotlap.commands.{args.command}")
     parser = Parser(prog=f"hotlap {args.command}", description=COMMANDS[args.command])

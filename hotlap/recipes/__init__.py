@@ -1,0 +1,37 @@
+"""The recipes and sizes, and how a run's configuration comes from one of each.
+
+`resolve("softcap", "nano")` is what every command uses. A recipe is a configuration at the records' own
+scale (`small`); a size changes its dimensions. Unknown names are refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+from hotlap.config import Config
+from hotlap.errors import ConfigError
+from hotlap.recipes.lineage import RECIPES, Recipe
+from hotlap.recipes.sizes import SIZES, Size
+from hotlap.settings import nearest, updated
+
+__all__ = ["RECIPES", "SIZES", "Recipe", "Size", "find_recipe", "find_size", "resolve"]
+
+
+def find_recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise ConfigError(
+            expected=f"a recipe ({', '.join(RECIPES)})", found=f"`{name}`", do=nearest(name, list(RECIPES))
+        )
+    return RECIPES[name]
+
+
+def find_size(name: str) -> Size:
+    if name not in SIZES:
+        raise ConfigError(
+            expected=f"a size ({', '.join(SIZES)})", found=f"`{name}`", do=nearest(name, list(SIZES))
+        )
+    return SIZES[name]
+
+
+def resolve(recipe: str, size: str) -> Config:
+    """The full configuration of a recipe at a size."""
+    config = find_size(size).apply(find_recipe(recipe).config)
+    return updated(config, {"recipe": recipe, "size": size})

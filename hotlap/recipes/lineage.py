@@ -1,0 +1,188 @@
+"""The lineage: each recipe is its parent with a few settings changed, at the scale of the published records.
+
+The figures of the records (8×H100, FineWeb to a validation loss of 3.28) stand in `Record`; they were
+published, not measured here. `adamw` is the zero from which gains are measured and has no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotlap.config import Config
+from hotlap.settings import updated
+
+
+@dataclass(frozen=True)
+class Record:
+    """A published run of 8×H100 to the target loss."""
+
+    date: str
+    minutes: float
+    val_loss: float | None  # None: not published with the figures we have
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    parent: str | None
+    summary: str
+    source: str
+    record: Record | None
+    config: Config
+
+
+RECIPES: dict[str, Recipe] = {}
+
+_SPEEDRUN = "modded-nanogpt speedrun record of {date}"
+
+
+def _add(
+    name: str,
+    parent: str | None,
+    summary: str,
+    record: Record | None,
+    changes: Mapping[str, Any],
+    source: str = "",
+) -> None:
+    base = RECIPES[parent].config if parent else Config()
+    config = updated(base, {**changes, "recipe": name})
+    if record and not source:
+        source = _SPEEDRUN.format(date=record.date)
+    RECIPES[name] = Recipe(name, parent, summary, source, record, config)
+
+
+_add(
+    "adamw",
+    None,
+    "GPT-2 as nanoGPT trains it: AdamW, learned positions, full causal attention, cosine schedule",
+    None,
+    {
+        "model.architecture": "gpt2",
+        "model.num_heads": 12,
+        "model.softcap": 0.0,
+        "model.values": "plain",
+        "attention.window_unit": "unlimited",
+        "attention.document_mask": False,
+        "optim.matrices": "adamw",
+        "optim.clip_norm": 1.0,
+        "optim.adam.embed_lr": 6e-4,
+        "optim.adam.head_lr": 6e-4,
+        "optim.adam.scalar_lr": 6e-4,
+        "optim.adam.beta1": 0.9,
+        "optim.adam.weight_decay": 0.1,
+        # As many tokens as the 10B sample of FineWeb has.
+        "schedule.steps": 19_073,
+        "schedule.kind": "cosine",
+        "schedule.warmup_steps": 700,
+        "schedule.final_lr_fraction": 0.1,
+        "batch.sequence_tokens": 1024,
+        "batch.micro_sequences": 16,
+    },
+    source="nanoGPT's GPT-2 124M settings",
+)
+
+_add(
+    "flex-attention",
+    None,
+    "one packed sequence a device, attention masked by document and a fixed window of 1024 tokens",
+    Record("2024-11-19", 5.03, None),
+    {
+        "optim.muon.lr": 0.04,
+        "optim.muon.momentum_warmup_steps": 500,
+        "optim.adam.beta1": 0.9,
+        "schedule.steps": 1875,
+        "schedule.cooldown_steps": 562,
+        "schedule.window_start_tokens": 1024,
+        "schedule.window_end_tokens": 1024,
+    },
+)
+
+_add(
+    "window-warmup",
+    "flex-attention",
+    "attention window grows over training",
+    Record("2024-11-24", 4.66, 3.2759),
+    {
+        "optim.muon.lr": 0.05,
+        "optim.muon.momentum_warmup_steps": 300,
+        "optim.adam.beta1": 0.8,
+        "optim.clip_norm": 1.0,
+        "schedule.steps": 1750,
+        "schedule.cooldown_steps": 640,
+        "schedule.window_start_tokens": 64,
+        "schedule.window_end_tokens": 1792,
+    },
+)
+
+_add(
+    "value-embeds",
+    "window-warmup",
+    "each layer mixes a value embedding of its own into v",
+    Record("2024-12-04", 4.41, None),
+    {
+        "model.values": "per-layer",
+        "schedule.steps": 1530,
+        "schedule.cooldown_steps": 600,
+    },
+)
+
+_add(
+    "unet-value-embeds",
+    "value-embeds",
+    "value embeddings mirrored over the U-Net; async Muon; block-built mask",
+    Record("2024-12-08", 3.95, 3.2773),
+    {
+        "model.values": "mirrored",
+        "model.value_mix": "pair",
+        "optim.clip_norm": 0.0,
+        "optim.muon.momentum_form": "lerp",
+        "optim.muon.communication": "overlapped",
+        "schedule.steps": 1480,
+    },
+)
+
+_add(
+    "block-window",
+    "unet-value-embeds",
+    "window in blocks, full and partial blocks apart, separate value tables",
+    Record("2024-12-10", 3.80, 3.2756),
+    {
+        "model.value_tables": "separate",
+        "attention.window_unit": "blocks",
+        "schedule.window_offset_tokens": 64,
+        "schedule.window_multiple_tokens": 128,
+    },
+)
+
+_add(
+    "sparse-value-embeds",
+    "block-window",
+    "value tables on the outer layers only; one layer without attention; half-truncated rotary",
+    Record("2024-12-17", 3.57, 3.2794),
+    {
+        "model.values": "outer",
+        "model.drop_attention": True,
+        "model.rotary": "half",
+        "model.rotary_base": 1024.0,
+        "schedule.steps": 1490,
+    },
+)
+
+_add(
+    "softcap",
+    "sparse-value-embeds",
+    "logit softcap 30 → 15; cooldown as a fraction; embeddings in bfloat16",
+    Record("2025-01-04", 3.40, 3.2785),
+    {
+        "model.softcap": 15.0,
+        "model.bf16_embeddings": True,
+        "schedule.steps": 1390,
+        "schedule.cooldown_steps": 0,
+        "schedule.cooldown_fraction": 0.4,
+        "schedule.window_start_tokens": 128,
+        "schedule.window_end_tokens": 1856,
+        "schedule.window_offset_tokens": 0,
+    },
+)

@@ -1,0 +1,241 @@
+"""What every configuration dataclass can do: be listed, read from text or JSON, changed by name, compared.
+
+A setting is a dataclass field made with `setting(default, doc)`; sections are dataclasses nested in
+dataclasses, and a setting's full name is its dotted path (`optim.muon.lr`). Everything that names settings
+(the command line, `config.json`, recipes, race variants, diffs) goes through the functions of this file,
+so that a wrong name or value is refused the same way everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from hotlap.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def setting(default: Any, doc: str) -> Any:
+    """A dataclass field with its one-line doc."""
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata={"doc": doc})
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+def section(kind: type[Any], doc: str) -> Any:
+    """A nested group of settings."""
+    return dataclasses.field(default_factory=kind, metadata={"doc": doc})
+
+
+class Setting(NamedTuple):
+    name: str  # dotted path
+    type: Any
+    doc: str
+
+
+class Change(NamedTuple):
+    name: str
+    before: Any
+    after: Any
+
+
+def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
+    """Every setting below a configuration class, depth first, in the order of declaration."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        annotation = hints[field.name]
+        if dataclasses.is_dataclass(annotation):
+            assert isinstance(annotation, type)
+            yield from settings_of(annotation, f"{prefix}{field.name}.")
+        else:
+            yield Setting(prefix + field.name, annotation, field.metadata["doc"])
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """{dotted name: value} of every setting."""
+    values = {}
+    for item in settings_of(type(config)):
+        value = config
+        for part in item.name.split("."):
+            value = getattr(value, part)
+        values[item.name] = value
+    return values
+
+
+def diff(before: Any, after: Any) -> list[Change]:
+    """The settings in which two configurations differ."""
+    old, new = flatten(before), flatten(after)
+    return [Change(name, old[name], new[name]) for name in new if old[name] != new[name]]
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """What to do about an unknown word: the nearest known one where there is one."""
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean `{matches[0]}`?" if matches else "choose one of those that exist"
+
+
+def full_name(kind: type[Any], name: str) -> str:
+    """The dotted name of a setting given in full or, where only one setting ends so, by its last part."""
+    name = name.replace("-", "_")
+    known = [item.name for item in settings_of(kind)]
+    if name in known:
+        return name
+    ending = [candidate for candidate in known if candidate.rsplit(".", 1)[-1] == name]
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        raise ConfigError(
+            expected="the name of one setting",
+            found=f"`{name}`, which several have",
+            do=f"write one of {', '.join(ending)}",
+        )
+    leaves = {candidate.rsplit(".", 1)[-1]: candidate for candidate in known}
+    matches = difflib.get_close_matches(name, [*known, *leaves], n=1, cutoff=0.5)
+    guess = leaves.get(matches[0], matches[0]) if matches else None
+    raise ConfigError(
+        expected="the name of a setting",
+        found=f"`{name}`",
+        do=f"did you mean `{guess}`?" if guess else "`hotlap recipes show softcap` lists all of them",
+    )
+
+
+def parse(kind: type[Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Changes given as text (`{"muon.lr": "0.03"}`) as {dotted name: typed value}."""
+    types_by_name = {item.name: item.type for item in settings_of(kind)}
+    changes = {}
+    for name, text in overrides.items():
+        full = full_name(kind, name)
+        changes[full] = _from_text(text, types_by_name[full], full)
+    return changes
+
+
+def updated(config: C, changes: Mapping[str, Any]) -> C:
+    """A copy with settings changed by dotted name; only the result as a whole has to be valid."""
+    types_by_name = {item.name: item.type for item in settings_of(type(config))}
+    checked = {}
+    for name, value in changes.items():
+        full = full_name(type(config), name)
+        checked[full] = _checked(value, types_by_name[full], full)
+    return _replace(config, checked)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Nested plain data: what `config.json` holds."""
+    return dataclasses.asdict(config)
+
+
+def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
+    """The configuration that `to_json` wrote; unknown, missing and mistyped fields are refused by name."""
+    if not isinstance(data, dict):
+        raise ConfigError(
+            expected=f"an object with settings at `{prefix or 'the top'}`",
+            found=type(data).__name__,
+            do="restore the file or write it again with `hotlap train … --dry-run --json`",
+        )
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in data:
+        if key not in names:
+            raise ConfigError(
+                expected="known settings",
+                found=f"`{prefix}{key}`",
+                do=nearest(str(key), names) + " Or remove it",
+            )
+    values: dict[str, Any] = {}
+    for name in names:
+        if name not in data:
+            raise ConfigError(expected=f"a value for `{prefix}{name}`", found="none", do="add it to the file")
+        if dataclasses.is_dataclass(hints[name]):
+            values[name] = from_json(hints[name], data[name], f"{prefix}{name}.")
+        else:
+            values[name] = _checked(data[name], hints[name], prefix + name)
+    return kind(**values)
+
+
+def describe_type(annotation: Any) -> str:
+    """How a setting's type is shown to a user."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(typing.get_args(annotation))
+    if origin is types.UnionType:
+        return " or ".join(
+            "none" if a is types.NoneType else describe_type(a) for a in typing.get_args(annotation)
+        )
+    if origin is tuple:
+        return f"{describe_type(typing.get_args(annotation)[0])}s, comma-separated"
+    if origin is dict:
+        return "name=number pairs, comma-separated"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}[annotation]
+
+
+def _replace(config: C, changes: Mapping[str, Any]) -> C:
+    here: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            below.setdefault(head, {})[rest] = value
+        else:
+            here[head] = value
+    for head, inner in below.items():
+        here[head] = _replace(getattr(config, head), inner)
+    return dataclasses.replace(config, **here)  # type: ignore[type-var]
+
+
+def _wrong(value: Any, annotation: Any, name: str) -> ConfigError:
+    return ConfigError(
+        expected=f"`{name}` as {describe_type(annotation)}", found=repr(value), do="change the value"
+    )
+
+
+def _from_text(text: str, annotation: Any, name: str) -> Any:
+    origin = typing.get_origin(annotation)
+    if origin is types.UnionType:
+        if text.lower() == "none":
+            return None
+        (inner,) = (a for a in typing.get_args(annotation) if a is not types.NoneType)
+        return _from_text(text, inner, name)
+    try:
+        if annotation is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if annotation is int:
+            return int(text.replace("_", ""))
+        if annotation is float:
+            return float(text)
+        if origin is tuple:
+            inner = typing.get_args(annotation)[0]
+            return tuple(_from_text(part, inner, name) for part in text.split(",") if part)
+        if origin is dict:
+            return {
+                key: float(number) for key, number in (pair.split("=") for pair in text.split(",") if pair)
+            }
+    except (KeyError, ValueError):
+        raise _wrong(text, annotation, name) from None
+    return _checked(text, annotation, name)
+
+
+def _checked(value: Any, annotation: Any, name: str) -> Any:
+    """`value` as the annotated type, with JSON's lists and integers taken for tuples and floats."""
+    origin = typing.get_origin(annotation)
+    if origin is types.UnionType:
+        if value is None and types.NoneType in typing.get_args(annotation):
+            return None
+        (inner,) = (a for a in typing.get_args(annotation) if a is not types.NoneType)
+        return _checked(value, inner, name)
+    if origin is Literal and value in typing.get_args(annotation):
+        return value
+    if origin is tuple and isinstance(value, (tuple, list)):
+        inner = typing.get_args(annotation)[0]
+        return tuple(_checked(item, inner, name) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {_checked(k, str, name): _checked(v, float, name) for k, v in value.items()}
+    if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if annotation in (int, str, bool) and type(value) is annotation:
+        return value
+    raise _wrong(value, annotation, name)
