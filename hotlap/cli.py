@@ -1,4 +1,8 @@
-"""`hotlap`: finds the command, runs it, and turns a user's mistake into one line and exit code 2."""
+"""`hotlap`: finds the command, runs it, and turns a user's mistake into one line and exit code 2.
+
+Commands that take settings (`--optim.muon.lr 0.03`) get them as `args.settings`, {name: text}: whatever
+option is not the command's own is a setting, checked against the configuration by the command.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from hotlap import __version__
 from hotlap.errors import ConfigError, HotlapError
 from hotlap.settings import nearest
 
-# Help texts stand here, not in the modules, so that `hotlap --help` imports none of them.
+# One line each stands here, not in the modules, so that `hotlap --help` imports none of them.
 COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
@@ -25,12 +29,39 @@ USER_MISTAKE = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are `ConfigError`s, with the nearest known word suggested."""
+    """An argument parser that raises its complaints and, where asked to, sets unknown options apart."""
+
+    takes_settings = False
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(
             expected=f"arguments of `{self.prog}`", found=message, do=f"see `{self.prog} --help`"
         )
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        own, settings = self._split(arguments) if self.takes_settings else (list(arguments), {})
+        args = self.parse_args(own)
+        args.settings = settings
+        return args
+
+    def _split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The command's own arguments, and the settings among them; a setting without a value means true."""
+        own: list[str] = []
+        settings: dict[str, str] = {}
+        rest = list(arguments)
+        while rest:
+            word = rest.pop(0)
+            name, equals, value = word.partition("=")
+            if not word.startswith("--") or name in self._option_string_actions:
+                own.append(word)
+                continue
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            name = name.removeprefix("--")
+            if name in settings:
+                raise ConfigError(expected="each setting once", found=f"--{name} twice", do="remove one")
+            settings[name] = value
+        return own, settings
 
 
 def build_parser() -> Parser:
@@ -58,9 +89,14 @@ def dispatch(argv: Sequence[str]) -> int:
             do=nearest(args.command, known),
         )
     module = importlib.import_module(f"hotlap.commands.{args.command}")
-    parser = Parser(prog=f"hotlap {args.command}", description=COMMANDS[args.command])
+    parser = Parser(
+        prog=f"hotlap {args.command}",
+        description=COMMANDS[args.command],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     module.configure(parser)
-    return int(module.run(parser.parse_args(args.arguments)))
+    return int(module.run(parser.parse(args.arguments)))
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,0 +1,73 @@
+"""`hotlap doctor`: what is installed, what this machine has, and what a run here would use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hotlap import __version__
+from hotlap.cli import Parser
+from hotlap.terminal import make_console
+
+
+def configure(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    console = make_console()
+    facts = examine()
+    if args.json:
+        console.print_json(json.dumps(facts))
+        return 0
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _shown(value))
+    console.print(table)
+    console.print(_verdict(facts), soft_wrap=True)
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    import psutil
+    import torch
+
+    from hotlap import hardware
+
+    device = hardware.select_device("auto")
+    threads = hardware.usable_cores()
+    torch.set_num_threads(threads)
+    return {
+        "hotlap": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device.type,
+        "device_name": hardware.device_name(device),
+        "devices": torch.cuda.device_count() if device.type == "cuda" else 1,
+        "cores": threads,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
+        "native_bf16": hardware.has_native_bf16(device),
+        "precision": str(hardware.select_precision("auto", device)).removeprefix("torch."),
+        "attention_backend": "flex" if device.type == "cuda" else "blocked",
+        "cpu_sgemm_gflops": round(hardware.measure_matmul_gflops()),
+    }
+
+
+def _shown(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    bf16 = "native here" if facts["native_bf16"] else "not native here"
+    return (
+        f"bfloat16 is {bf16}: runs will use {facts['precision']} and the {facts['attention_backend']}"
+        f" attention backend on {facts['device']}."
+    )

@@ -1,0 +1,102 @@
+"""What this machine has and what a run on it should use: device, precision, threads, measured peak.
+
+Nothing here trains or allocates for long; `hotlap doctor` and the run header print what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from hotlap.errors import DeviceError
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def available_devices() -> list[str]:
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.insert(0, "cuda")
+    if torch.backends.mps.is_available():
+        found.insert(0, "mps")
+    return found
+
+
+def select_device(name: str) -> torch.device:
+    """`auto` is the fastest there is; a device that is not there is an error, never another device."""
+    found = available_devices()
+    if name == "auto":
+        return torch.device(found[0])
+    if name not in found:
+        raise DeviceError(
+            expected=f"a device of this machine ({', '.join(found)})", found=name, do="use --device auto"
+        )
+    return torch.device(name)
+
+
+def has_native_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products run on hardware made for them, rather than emulated and slow."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and _cpu_has_bf16()
+
+
+def _cpu_has_bf16() -> bool:
+    if platform.system() == "Darwin":
+        query = subprocess.run(["sysctl", "-n", "hw.optional.arm.FEAT_BF16"], capture_output=True, text=True)
+        return query.stdout.strip() == "1"
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
+
+
+def _cpuinfo(key: str) -> str:
+    """The first value of a key in Linux's /proc/cpuinfo, or nothing where there is no such file."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return ""
+
+
+def select_precision(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of activations. Asking for bfloat16 where it is emulated is an error: it is unusably slow."""
+    native = has_native_bf16(device)
+    if name == "auto":
+        return torch.bfloat16 if native else torch.float32
+    if name == "bfloat16" and not native:
+        raise DeviceError(
+            expected="hardware with bfloat16", found=f"{device.type} without it", do="use --precision float32"
+        )
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may run on."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def measure_matmul_gflops(size: int = 1536, repeats: int = 4) -> float:
+    """float32 matrix-product rate of the CPU with torch's current threads: the best of a few products."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    out = torch.empty(size, size)
+    torch.mm(a, b, out=out)
+    best_s = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(a, b, out=out)
+        best_s = min(best_s, time.perf_counter() - start)
+    return 2 * size**3 / best_s / 1e9

@@ -1,0 +1,15 @@
+"""How commands print: rich on a terminal, plain and uncropped lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+# Wide enough that no table or tree is cropped when a file or another program reads the output.
+PLAIN_COLUMNS = 240
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(highlight=False, stderr=stderr, width=None if stream.isatty() else PLAIN_COLUMNS)

@@ -1,0 +1,82 @@
+import json
+import time
+
+import pytest
+
+from hotlap import __version__
+from hotlap.recipes import RECIPES
+from tests.command import complaint, hotlap
+
+
+def test_version():
+    assert hotlap("--version").stdout == f"hotlap {__version__}\n"
+
+
+def test_help_names_every_command_and_answers_at_once():
+    from hotlap.cli import COMMANDS
+
+    start = time.monotonic()
+    result = hotlap("--help")
+    assert time.monotonic() - start < 1
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["trian", "softcap"], "did you mean `train`"),
+        ([], "COMMAND"),
+        (["train"], "RECIPE"),
+        (["train", "softcp"], "did you mean `softcap`"),
+        (["train", "softcap", "--size", "nanoo"], "did you mean `nano`"),
+        (["train", "softcap", "--optim.muon.lrr", "1"], "did you mean `optim.muon.lr`"),
+        (["train", "softcap", "--model.width", "100", "--model.num-heads", "3"], "width 100 and 3 heads"),
+        (["train", "softcap", "--num-heads", "4", "--num-kv-heads", "3"], "3 kv heads and 4 heads"),
+        (["train", "softcap", "--batch.sequence-tokens", "1000"], "multiple"),
+        (["train", "softcap", "--optim.muon.lr", "-0.1"], "-0.1"),
+        (["train", "softcap", "--steps", "5", "--steps", "6"], "twice"),
+        (["recipes", "show", "nope"], "a recipe"),
+        (["recipes", "diff", "softcap"], "B"),
+        (["recipes", "shwo", "softcap"], "show"),
+        (["doctor", "--nope"], "--nope"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(arguments, part):
+    assert part in complaint(hotlap(*arguments))
+
+
+def test_recipes_prints_the_lineage_with_date_and_minutes():
+    out = hotlap("recipes").stdout
+    for recipe in RECIPES.values():
+        (line,) = (line for line in out.splitlines() if f" {recipe.name} " in line)
+        assert recipe.summary in line
+        if recipe.record:
+            assert f"{recipe.record.date}, {recipe.record.minutes:.2f} min" in line
+
+
+def test_recipes_json_has_parents():
+    listed = json.loads(hotlap("recipes", "--json").stdout)
+    assert {item["name"]: item["parent"] for item in listed}["softcap"] == "sparse-value-embeds"
+
+
+def test_recipes_diff_as_json():
+    changes = json.loads(hotlap("recipes", "diff", "sparse-value-embeds", "softcap", "--json").stdout)
+    assert {"name": "model.softcap", "before": 30.0, "after": 15.0} in changes
+
+
+def test_dry_run_shows_the_resolved_configuration_wherever_the_settings_stand():
+    after = hotlap("train", "softcap", "--size", "pico", "--optim.muon.lr", "0.03", "--dry-run", "--json")
+    before = hotlap("train", "--optim.muon.lr=0.03", "--dry-run", "--json", "--size", "pico", "softcap")
+    assert after.stdout == before.stdout
+    config = json.loads(after.stdout)
+    assert (config["recipe"], config["size"], config["optim"]["muon"]["lr"]) == ("softcap", "pico", 0.03)
+
+
+def test_doctor_says_what_a_run_would_use(monkeypatch):
+    facts = json.loads(hotlap("doctor", "--json").stdout)
+    assert facts["cpu_sgemm_gflops"] > 0
+    if facts["device"] == "cpu":
+        assert facts["attention_backend"] == "blocked"
+        assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
+    assert f"runs will use {facts['precision']}" in hotlap("doctor").stdout

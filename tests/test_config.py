@@ -1,0 +1,65 @@
+import pytest
+
+from hotlap.config import Config, ModelConfig
+from hotlap.errors import ConfigError
+from hotlap.settings import updated
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"model.width": 100}, "a width that the heads divide"),
+        ({"model.num_kv_heads": 4}, "kv heads that divide the heads"),
+        ({"model.num_kv_heads": 0}, "kv heads that divide the heads"),
+        ({"model.num_heads": 0}, "`num_heads` above 0"),
+        ({"model.width": 42, "model.num_heads": 6}, "head dimension"),
+        ({"model.num_layers": 11, "model.values": "mirrored"}, "even number of layers"),
+        ({"model.softcap": -1.0}, "`softcap` of 0 or more"),
+        ({"batch.sequence_tokens": 1000, "batch.tokens_per_step": 1000}, "multiple of the block"),
+        ({"batch.tokens_per_step": 100_000}, "multiple of sequence_tokens"),
+        ({"optim.muon.lr": -0.1}, "`lr` above 0"),
+        ({"optim.muon.lr": float("nan")}, "`lr` above 0"),
+        ({"optim.adam.beta2": 1.5}, "`beta2` between 0 and 1"),
+        ({"schedule.cooldown_steps": 3, "schedule.cooldown_fraction": 0.5}, "steps or as a fraction"),
+        ({"schedule.cooldown_steps": 1000, "schedule.warmup_steps": 900}, "within the steps"),
+        ({"schedule.window_start_tokens": 32}, "window of at least"),
+        ({"attention.window_unit": "blocks"}, "when the window counts blocks"),
+        ({"data.order": "shuffled", "data.chunk_tokens": 100}, "multiple of chunk_tokens"),
+        ({"data.source": ""}, "data source"),
+        ({"evaluation.tokens": 0}, "`tokens` above 0"),
+        ({"checkpoint.keep": 0}, "`keep` above 0"),
+        ({"runtime.threads": -1}, "`threads` of 0 or more"),
+        ({"seed": -1}, "`seed` of 0 or more"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(changes, expected):
+    with pytest.raises(ConfigError) as caught:
+        updated(Config(), changes)
+    assert expected in str(caught.value)
+
+
+def test_vocabulary_is_padded_up_to_the_multiple():
+    assert ModelConfig(vocab_size=50257).padded_vocab_size == 50304
+    assert ModelConfig(vocab_size=4096).padded_vocab_size == 4096
+
+
+@pytest.mark.parametrize(
+    "values, num_layers, tables",
+    [
+        ("plain", 4, (None,) * 4),
+        ("first-layer", 4, (None,) * 4),
+        ("per-layer", 4, (0, 1, 2, 3)),
+        ("mirrored", 6, (0, 1, 2, 2, 1, 0)),
+        ("outer", 12, (0, 1, 2, *(None,) * 6, 0, 1, 2)),
+        ("outer", 4, (0, None, None, 0)),
+        ("outer", 3, (None, None, None)),
+    ],
+)
+def test_value_tables_follow_from_the_pattern_and_the_depth(values, num_layers, tables):
+    assert ModelConfig(values=values, num_layers=num_layers).value_table_of_layer == tables
+
+
+@pytest.mark.parametrize("num_layers, layer", [(12, 7), (4, 2), (16, 9)])
+def test_the_layer_without_attention_follows_from_the_depth(num_layers, layer):
+    assert ModelConfig(num_layers=num_layers).attention_free_layers == ()
+    assert ModelConfig(num_layers=num_layers, drop_attention=True).attention_free_layers == (layer,)

@@ -1,0 +1,190 @@
+"""Every figure of the published records, written out, against what the recipes resolve to at `small`."""
+
+import pytest
+
+from hotlap.recipes import RECIPES, SIZES, resolve
+from hotlap.settings import diff
+
+# name: (date, minutes, val loss, steps, cooldown steps, cooldown fraction)
+RUNS = {
+    "flex-attention": ("2024-11-19", 5.03, None, 1875, 562, 0.0),
+    "window-warmup": ("2024-11-24", 4.66, 3.2759, 1750, 640, 0.0),
+    "value-embeds": ("2024-12-04", 4.41, None, 1530, 600, 0.0),
+    "unet-value-embeds": ("2024-12-08", 3.95, 3.2773, 1480, 600, 0.0),
+    "block-window": ("2024-12-10", 3.80, 3.2756, 1480, 600, 0.0),
+    "sparse-value-embeds": ("2024-12-17", 3.57, 3.2794, 1490, 600, 0.0),
+    "softcap": ("2025-01-04", 3.40, 3.2785, 1390, 0, 0.4),
+}
+
+# name: (Muon lr, Adam beta1, momentum warm-up, momentum form, communication, clip norm)
+OPTIMIZERS = {
+    "flex-attention": (0.04, 0.9, 500, "sum", "flat", 0.0),
+    "window-warmup": (0.05, 0.8, 300, "sum", "flat", 1.0),
+    "value-embeds": (0.05, 0.8, 300, "sum", "flat", 1.0),
+    "unet-value-embeds": (0.05, 0.8, 300, "lerp", "overlapped", 0.0),
+    "block-window": (0.05, 0.8, 300, "lerp", "overlapped", 0.0),
+    "sparse-value-embeds": (0.05, 0.8, 300, "lerp", "overlapped", 0.0),
+    "softcap": (0.05, 0.8, 300, "lerp", "overlapped", 0.0),
+}
+
+NO_TABLES = (None,) * 12
+MIRRORED = (0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0)
+OUTER = (0, 1, 2, None, None, None, None, None, None, 0, 1, 2)
+
+# name: (softcap, value tables by layer, value mix, layers without attention, rotary, rotary base, bf16 tables)
+MODELS = {
+    "flex-attention": (30, NO_TABLES, "one", (), "full", 10000, False),
+    "window-warmup": (30, NO_TABLES, "one", (), "full", 10000, False),
+    "value-embeds": (30, tuple(range(12)), "one", (), "full", 10000, False),
+    "unet-value-embeds": (30, MIRRORED, "pair", (), "full", 10000, False),
+    "block-window": (30, MIRRORED, "pair", (), "full", 10000, False),
+    "sparse-value-embeds": (30, OUTER, "pair", (7,), "half", 1024, False),
+    "softcap": (15, OUTER, "pair", (7,), "half", 1024, True),
+}
+
+
+def test_the_lineage_is_one_line_from_the_first_record_to_the_last():
+    names = list(RUNS)
+    assert RECIPES[names[0]].parent is None
+    for parent, child in zip(names, names[1:], strict=False):
+        assert RECIPES[child].parent == parent
+    assert set(RECIPES) == {"adamw", *names}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_runs(name):
+    record = RECIPES[name].record
+    schedule = resolve(name, "small").schedule
+    assert (
+        record.date,
+        record.minutes,
+        record.val_loss,
+        schedule.steps,
+        schedule.cooldown_steps,
+        schedule.cooldown_fraction,
+    ) == RUNS[name]
+    assert (schedule.kind, schedule.warmup_steps) == ("trapezoid", 0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_optimizers(name):
+    optim = resolve(name, "small").optim
+    muon, adam = optim.muon, optim.adam
+    assert (
+        muon.lr,
+        adam.beta1,
+        muon.momentum_warmup_steps,
+        muon.momentum_form,
+        muon.communication,
+        optim.clip_norm,
+    ) == OPTIMIZERS[name]
+    assert (muon.momentum_start, muon.momentum_end, muon.nesterov) == (0.85, 0.95, True)
+    assert (muon.newton_schulz_steps, muon.coefficients, muon.update_scale) == (5, "quintic", "aspect")
+    assert (muon.weight_decay, muon.lr_factors) == (0, {})
+    assert (adam.embed_lr, adam.head_lr, adam.scalar_lr) == (0.6, 0.008, 0.04)
+    assert (adam.beta2, adam.eps, adam.weight_decay) == (0.95, 1e-8, 0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_models(name):
+    model = resolve(name, "small").model
+    assert (
+        model.softcap,
+        model.value_table_of_layer,
+        model.value_mix,
+        model.attention_free_layers,
+        model.rotary,
+        model.rotary_base,
+        model.bf16_embeddings,
+    ) == MODELS[name]
+    assert model.values == "first-layer" or MODELS[name][1] != NO_TABLES
+    assert (model.num_layers, model.width, model.num_heads, model.head_dim, model.kv_heads) == (
+        12,
+        768,
+        6,
+        128,
+        6,
+    )
+    assert (model.vocab_size, model.padded_vocab_size, model.mlp_ratio) == (50257, 50304, 4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_batches_and_validation(name):
+    config = resolve(name, "small")
+    assert (config.batch.tokens_per_step, config.batch.sequence_tokens) == (524_288, 65_536)
+    assert (config.evaluation.every_steps, config.evaluation.tokens) == (125, 10_485_760)
+    assert (config.data.source, config.data.tokenizer, config.data.order) == ("fineweb", "gpt2", "stream")
+    assert config.attention.block_size == 128
+    blocks = ("block-window", "sparse-value-embeds", "softcap")
+    assert config.attention.window_unit == ("blocks" if name in blocks else "tokens")
+
+
+DIFFS = {
+    "window-warmup": {
+        "optim.clip_norm",
+        "optim.muon.lr",
+        "optim.muon.momentum_warmup_steps",
+        "optim.adam.beta1",
+        "schedule.steps",
+        "schedule.cooldown_steps",
+        "schedule.window_start_tokens",
+        "schedule.window_end_tokens",
+    },
+    "value-embeds": {"model.values", "schedule.steps", "schedule.cooldown_steps"},
+    "unet-value-embeds": {
+        "model.values",
+        "model.value_mix",
+        "optim.clip_norm",
+        "optim.muon.momentum_form",
+        "optim.muon.communication",
+        "schedule.steps",
+    },
+    "block-window": {
+        "model.value_tables",
+        "attention.window_unit",
+        "schedule.window_offset_tokens",
+        "schedule.window_multiple_tokens",
+    },
+    "sparse-value-embeds": {
+        "model.values",
+        "model.drop_attention",
+        "model.rotary",
+        "model.rotary_base",
+        "schedule.steps",
+    },
+    "softcap": {
+        "model.softcap",
+        "model.bf16_embeddings",
+        "schedule.steps",
+        "schedule.cooldown_steps",
+        "schedule.cooldown_fraction",
+        "schedule.window_start_tokens",
+        "schedule.window_end_tokens",
+        "schedule.window_offset_tokens",
+    },
+}
+
+
+@pytest.mark.parametrize("name", DIFFS)
+def test_a_recipe_differs_from_its_parent_in_just_what_it_is_about(name):
+    changes = diff(RECIPES[RECIPES[name].parent].config, RECIPES[name].config)
+    assert {change.name for change in changes} == DIFFS[name] | {"recipe"}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_recipe_resolves_at_any_size(name, size):
+    config = resolve(name, size)
+    assert (config.recipe, config.size) == (name, size)
+    assert config.model.num_layers == SIZES[size].num_layers
+    assert config.model.width == SIZES[size].width
+
+
+def test_small_leaves_a_recipe_as_it_is():
+    for name, recipe in RECIPES.items():
+        assert resolve(name, "small") == recipe.config
+
+
+def test_a_shorter_run_keeps_the_shares_of_its_phases():
+    schedule = resolve("window-warmup", "nano").schedule
+    assert schedule.cooldown_steps / schedule.steps == pytest.approx(640 / 1750, abs=0.002)
