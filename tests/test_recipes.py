@@ -1,5 +1,7 @@
 """Every figure of the published records, written out, against what the recipes resolve to at `small`."""
 
+import itertools
+
 import pytest
 
 from hotlap.recipes import RECIPES, SIZES, resolve
@@ -31,7 +33,7 @@ NO_TABLES = (None,) * 12
 MIRRORED = (0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0)
 OUTER = (0, 1, 2, None, None, None, None, None, None, 0, 1, 2)
 
-# name: (softcap, value tables by layer, value mix, layers without attention, rotary, rotary base, bf16 tables)
+# name: (softcap, table by layer, value mix, layers without attention, rotary, rotary base, bf16 tables)
 MODELS = {
     "flex-attention": (30, NO_TABLES, "one", (), "full", 10000, False),
     "window-warmup": (30, NO_TABLES, "one", (), "full", 10000, False),
@@ -46,7 +48,7 @@ MODELS = {
 def test_the_lineage_is_one_line_from_the_first_record_to_the_last():
     names = list(RUNS)
     assert RECIPES[names[0]].parent is None
-    for parent, child in zip(names, names[1:], strict=False):
+    for parent, child in itertools.pairwise(names):
         assert RECIPES[child].parent == parent
     assert set(RECIPES) == {"adamw", *names}
 

@@ -74,11 +74,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, suggestion):
 @pytest.mark.parametrize(
     "name, text",
     [
-        ("steps", "ten"),
-        ("drop_attention", "maybe"),
-        ("backend", "fast"),
-        ("muon.lr", "x"),
-        ("lr_factors", "a"),
+        ("schedule.steps", "ten"),
+        ("model.drop_attention", "maybe"),
+        ("attention.backend", "fast"),
+        ("optim.muon.lr", "x"),
+        ("optim.muon.lr_factors", "a"),
     ],
 )
 def test_text_of_the_wrong_kind_is_refused_by_the_settings_name(name, text):

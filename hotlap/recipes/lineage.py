@@ -79,6 +79,7 @@ _add(
         "schedule.final_lr_fraction": 0.1,
         "batch.sequence_tokens": 1024,
         "batch.micro_sequences": 16,
+        "data.chunk_tokens": 1024,
     },
     source="nanoGPT's GPT-2 124M settings",
 )
