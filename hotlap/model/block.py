@@ -1,0 +1,93 @@
+"""A transformer block: residual mixing, masked attention with mixed-in values, ReLU² MLP.
+
+Shapes: T tokens, C width, H query heads, G key/value heads, D head dim. The block works on one packed
+sequence; which token sees which is the business of the attention plan that it is given.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hotlap.config import ModelConfig
+from hotlap.model.layers import Matrix, rms_norm
+from hotlap.model.roles import Role
+from hotlap.model.rotary import Rotation, rotate
+
+
+class AttentionPlan(Protocol):
+    """Masked attention over the tokens at hand: a backend's plan for a batch, or one layer's cache."""
+
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor: ...
+
+
+class Attention(nn.Module):
+    roles: ClassVar[dict[str, Role]] = {"value_mix": "scalar"}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.features = (config.width, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim)
+        self.q, self.k, self.v = (Matrix(config.width, features) for features in self.features)
+        self.out = Matrix(config.width, config.width, zero=True)
+        if config.values == "plain":
+            self.value_mix = None
+        else:
+            shape = () if config.value_mix == "one" else (2,)
+            self.value_mix = nn.Parameter(torch.full(shape, 0.5))
+
+    def forward(
+        self, x_TC: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
+    ) -> tuple[Tensor, Tensor]:
+        """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
+        # One product for all three: they are kept apart so that each is orthogonalised as its own matrix.
+        weight = torch.cat([self.q.weight, self.k.weight, self.v.weight]).to(x_TC.dtype)
+        q, k, v = F.linear(x_TC, weight).split(self.features, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k = rotate(rms_norm(q), rotation), rotate(rms_norm(k), rotation)
+        y_THD = plan.attend(q, k, self.mix(v, mixed_in), self.head_dim**-0.5)
+        return self.out(y_THD.flatten(-2)), v
+
+    def mix(self, v: Tensor, mixed_in: Tensor | None) -> Tensor:
+        if self.value_mix is None:
+            return v
+        if self.value_mix.ndim == 0:
+            other = v if mixed_in is None else mixed_in
+            return (1 - self.value_mix) * v + self.value_mix * other.to(v.dtype)
+        own = self.value_mix[0] * v
+        return own if mixed_in is None else own + self.value_mix[1] * mixed_in.to(v.dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = config.mlp_ratio * config.width
+        self.expand = Matrix(config.width, hidden)
+        self.out = Matrix(hidden, config.width, zero=True)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        return self.out(F.relu(self.expand(x_TC)).square())
+
+
+class Block(nn.Module):
+    roles: ClassVar[dict[str, Role]] = {"residual_mix": "scalar"}
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.residual_mix = nn.Parameter(torch.tensor([1.0, 0.0]))
+        self.attention = None if layer in config.attention_free_layers else Attention(config)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, x0: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream after the block, and the values of its attention (None without attention)."""
+        x = self.residual_mix[0] * x + self.residual_mix[1] * x0
+        values = None
+        if self.attention is not None:
+            y, values = self.attention(rms_norm(x), mixed_in, rotation, plan)
+            x = x + y
+        return x + self.mlp(rms_norm(x)), values

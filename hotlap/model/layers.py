@@ -1,0 +1,42 @@
+"""The pieces that both models are made of: a linear map without bias, an embedding table, a norm."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hotlap.model.roles import Role
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """RMS norm over the last dimension, without weights."""
+    return F.rms_norm(x, (x.size(-1),))
+
+
+class Matrix(nn.Module):
+    """A linear map without bias: float32 weight (out, in), cast on use to the dtype of its input."""
+
+    roles: ClassVar[dict[str, Role]] = {"weight": "matrix"}
+
+    def __init__(self, in_features: int, out_features: int, *, zero: bool = False) -> None:
+        super().__init__()
+        bound = 0.0 if zero else in_features**-0.5
+        self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Head(Matrix):
+    """The output layer: a `Matrix` that another optimizer group takes."""
+
+    roles: ClassVar[dict[str, Role]] = {"weight": "head"}
+
+
+class Table(nn.Embedding):
+    """An embedding table, standard normal."""
+
+    roles: ClassVar[dict[str, Role]] = {"weight": "embedding"}
