@@ -89,10 +89,10 @@ def device_name(device: torch.device) -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def measure_matmul_gflops(size: int = 1536, repeats: int = 4) -> float:
-    """float32 matrix-product rate of the CPU with torch's current threads: the best of a few products."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    out = torch.empty(size, size)
+def measure_matmul_gflops(size: int = 1536, repeats: int = 4, dtype: torch.dtype = torch.float32) -> float:
+    """Matrix-product rate of the CPU with torch's current threads: the best of a few products."""
+    a, b = torch.randn(2, size, size).to(dtype)
+    out = torch.empty(size, size, dtype=dtype)
     torch.mm(a, b, out=out)
     best_s = float("inf")
     for _ in range(repeats):

@@ -1,0 +1,36 @@
+"""Validation: the mean loss on fixed tokens, the same for any number of ranks, and bits per byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hotlap.data.validation import ValidationBatches
+from hotlap.model import GPT, GPT2
+from hotlap.train.masking import Masking
+from hotlap.train.metrics import bits_per_byte
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    loss: float  # nats per token
+    bpb: float | None  # bits per byte; None where the bytes are not known
+
+
+@torch.no_grad()
+def evaluate(
+    model: GPT | GPT2, masking: Masking, batches: ValidationBatches, bytes_per_token: float | None
+) -> Evaluation:
+    """Every rank takes its share of the sequences; all get the same result."""
+    # Summed in float64 and in one order of magnitude, so that the split over ranks does not show.
+    nats = torch.zeros((), dtype=torch.float64, device=batches.device)
+    for batch in batches:
+        tokens = batch.inputs.flatten()
+        plans = masking.plans(tokens, batch.chunk_tokens)
+        nats += model(tokens, batch.targets.flatten(), plans, reduction="sum").double()
+    if dist.is_initialized():
+        dist.all_reduce(nats)
+    loss = nats.item() / batches.tokens
+    return Evaluation(loss, bits_per_byte(loss, bytes_per_token) if bytes_per_token else None)

@@ -1,0 +1,154 @@
+"""A lap: everything that a run is made of, built from its configuration in the order in which it is needed.
+
+The same for one process and many: the process's place among the others is given, data and model are built
+alike on every rank, and the model is wrapped for gradient averaging only when there are several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hotlap.attention import Backend, choose_backend
+from hotlap.config import Config
+from hotlap.data.loader import Loader
+from hotlap.data.stream import TokenStream, open_split
+from hotlap.data.validation import ValidationBatches, validation_batches
+from hotlap.errors import DataError
+from hotlap.hardware import select_precision
+from hotlap.model import GPT, GPT2, build_model
+from hotlap.model.roles import parameter_roles
+from hotlap.optim.groups import RoutedParameter, Routing, build_optimizers, route
+from hotlap.train.clock import Clock
+from hotlap.train.compilation import CompileChoice, apply_compile, choose_mode, warm_up
+from hotlap.train.distributed import Distributed
+from hotlap.train.masking import Masking
+from hotlap.train.metrics import peak_gflops
+
+GPT2_END_OF_TEXT = 50256
+
+
+@dataclass
+class Lap:
+    config: Config
+    distributed: Distributed
+    data: Data
+    dtype: torch.dtype
+    backend: Backend
+    model: GPT | GPT2
+    module: nn.Module  # the model, or the model with its gradients averaged over ranks
+    masking: Masking
+    routing: Routing
+    optimizers: list[torch.optim.Optimizer]
+    compiled: CompileChoice
+    peak_gflops: float | None
+
+
+@dataclass
+class Data:
+    directory: Path
+    train: TokenStream
+    val: TokenStream
+    loader: Loader
+    validation: ValidationBatches
+    end_of_text: int
+    bytes_per_token: float | None  # of the validation split
+
+
+def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
+    device = distributed.device
+    dtype = select_precision(config.runtime.precision, device)
+    backend = choose_backend(config.attention.backend, device)
+    data = open_data(config, directory, distributed)
+    torch.manual_seed(config.seed)
+    with device:
+        model = build_model(config.model, packed_tokens(config), dtype)
+    masking = Masking(config, backend, data.end_of_text, device)
+    routing = route_parameters(model, config, distributed.world_size)
+    optimizers = build_optimizers(routing, check_finite=False)
+    peak = peak_gflops(device, dtype)
+    compiled = choose_mode(config, device, peak)
+    if compiled.mode != "off":
+        with clock.phase("compile"):
+            apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
+            warm_up(model, masking, config, device)
+    module: nn.Module = model
+    if distributed.world_size > 1:
+        device_ids = [device] if device.type == "cuda" else None
+        module = DistributedDataParallel(
+            model, device_ids=device_ids, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
+    return Lap(
+        config, distributed, data, dtype, backend, model, module, masking, routing, optimizers, compiled, peak
+    )
+
+
+def packed_tokens(config: Config) -> int:
+    """Tokens that go through the model at once. GPT-2 has positions for one sequence only."""
+    if config.model.architecture == "gpt2":
+        return config.batch.sequence_tokens
+    return config.batch.micro_sequences * config.batch.sequence_tokens
+
+
+def route_parameters(model: GPT | GPT2, config: Config, world_size: int) -> Routing:
+    parameters = dict(model.named_parameters())
+    declared = [
+        RoutedParameter(name, parameters[name], role) for name, role in parameter_roles(model).items()
+    ]
+    return route(declared, config.optim, world_size, model_parameters=parameters.items())
+
+
+def open_data(config: Config, directory: Path, distributed: Distributed) -> Data:
+    vocab_size = config.model.vocab_size
+    train = open_split(directory, "train", vocab_size=vocab_size)
+    val = open_split(directory, "val", vocab_size=vocab_size)
+    end_of_text = train.end_of_text
+    if end_of_text is None:
+        if config.data.tokenizer != "gpt2":
+            raise DataError(
+                expected="a manifest that names the end-of-text token",
+                found=f"bare shards in {directory}",
+                do="prepare the data with `hotlap data prepare`, or use GPT-2's tokenizer",
+            )
+        end_of_text = GPT2_END_OF_TEXT
+    batch = config.batch
+    loader = Loader(
+        train,
+        batch_tokens=batch.tokens_per_step,
+        sequence_tokens=batch.sequence_tokens,
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        tail=config.data.tail,
+        order=config.data.order,
+        chunk_tokens=config.data.chunk_tokens,
+        seed=config.seed,
+        device=distributed.device,
+    )
+    validation = validation_batches(
+        val,
+        config.evaluation.tokens,
+        batch.sequence_tokens,
+        distributed.rank,
+        distributed.world_size,
+        device=distributed.device,
+    )
+    return Data(
+        directory,
+        train,
+        val,
+        loader,
+        validation,
+        end_of_text,
+        bytes_per_token(val, config.data.bytes_per_token),
+    )
+
+
+def bytes_per_token(val: TokenStream, given: float | None) -> float | None:
+    """Bytes of text per predicted token: given, or known from the manifest, or not known."""
+    if given is not None or val.text_bytes is None:
+        return given
+    return val.text_bytes / (len(val) - 1)

@@ -1,0 +1,183 @@
+"""The training loop: validate when due, one update, write down what happened, save when due.
+
+A step's tokens are the same for any number of ranks and micro-batches: gradients are averaged over all of
+them. Whatever a decision depends on (loss, stop requests) is the same on every rank, so all ranks take it
+alike. Only the main rank writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hotlap.errors import TrainingError
+from hotlap.optim.gradients import clip_global_norm
+from hotlap.optim.groups import apply_schedule
+from hotlap.optim.schedules import lr_multiplier, momentum
+from hotlap.train.clock import Clock
+from hotlap.train.evaluate import Evaluation, evaluate
+from hotlap.train.interrupt import StopRequest
+from hotlap.train.lap import Lap
+from hotlap.train.metrics import peak_memory_mib
+from hotlap.train.recorder import Recorder
+from hotlap.train.snapshot import Progress, Snapshots
+
+
+class Trainer:
+    def __init__(
+        self,
+        lap: Lap,
+        progress: Progress,
+        clock: Clock,
+        recorder: Recorder,
+        snapshots: Snapshots,
+        stop: StopRequest,
+    ) -> None:
+        self.lap = lap
+        self.progress = progress
+        self.clock = clock
+        self.recorder = recorder
+        self.snapshots = snapshots
+        self.stop = stop
+        self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
+        self._seconds_before = progress.training_s  # of the run's earlier processes
+        self._target_reached = False
+
+    def run(self) -> str:
+        """Train to the end, the target or a stop request; says which: finished, target or interrupted."""
+        steps = self.lap.config.schedule.steps
+        self.clock.switch("training")
+        while True:
+            self.lap.masking.set_step(self.progress.step)
+            if self._validation_due():
+                self._validate()
+            if self._target_reached or self.progress.step == steps:
+                self._save()
+                return "target" if self._target_reached else "finished"
+            stop_requested = self._update()
+            if stop_requested:
+                self._save()
+                return "interrupted"
+            if self.snapshots.due(self.progress.step):
+                self._save()
+
+    def _update(self) -> bool:
+        """One optimizer step. Returns whether any rank was asked to stop."""
+        lap, config, progress = self.lap, self.lap.config, self.progress
+        started = time.perf_counter()
+        loss, stop_requested = self._agree(self._accumulate_gradients())
+        norm = clip_global_norm(self.parameters, config.optim.clip_norm) if config.optim.clip_norm else None
+        multiplier = lr_multiplier(progress.step, config.schedule)
+        muon_momentum = momentum(progress.step, config.optim.muon)
+        if math.isfinite(loss):
+            apply_schedule(lap.optimizers, multiplier, muon_momentum)
+            for optimizer in lap.optimizers:
+                optimizer.step()
+        else:
+            self._on_nan(loss)
+        lap.module.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.tokens += config.batch.tokens_per_step
+        progress.training_s = self._seconds_before + self.clock.training_s
+        self.recorder.trained(
+            {
+                "kind": "train",
+                "step": progress.step,
+                "loss": loss,
+                "lr": multiplier,
+                "momentum": muon_momentum,
+                "window": lap.masking.window_tokens,
+                "tokens": progress.tokens,
+                "train_s": progress.training_s,
+                "tokens_per_s": config.batch.tokens_per_step / (time.perf_counter() - started),
+                "grad_norm": None if norm is None else norm.item(),
+                "memory_mib": peak_memory_mib(lap.distributed.device),
+            }
+        )
+        return stop_requested
+
+    def _accumulate_gradients(self) -> Tensor:
+        """Gradients of the mean loss over this rank's tokens; that loss, detached."""
+        lap = self.lap
+        batch = lap.data.loader.next()
+        micro = lap.config.batch.micro_sequences
+        starts = range(0, len(batch.inputs), micro)
+        total = torch.zeros((), device=lap.distributed.device)
+        for start in starts:
+            inputs, targets = batch.inputs[start : start + micro], batch.targets[start : start + micro]
+            plans = lap.masking.plans(inputs.flatten(), batch.chunk_tokens or inputs.size(1))
+            last = start == starts[-1]
+            with contextlib.nullcontext() if last else self._no_sync():
+                share = len(inputs) / len(batch.inputs)
+                loss = share * lap.module(inputs.flatten(), targets.flatten(), plans)
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def _no_sync(self) -> contextlib.AbstractContextManager[Any]:
+        module = self.lap.module
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
+
+    def _agree(self, loss: Tensor) -> tuple[float, bool]:
+        """The loss over all ranks, and whether any of them was asked to stop."""
+        figures = torch.stack([loss.float(), torch.full_like(loss, float(self.stop.requested))])
+        if dist.is_initialized():
+            dist.all_reduce(figures)
+            figures[0] /= dist.get_world_size()
+        loss_value, stops = figures.tolist()
+        return loss_value, stops > 0
+
+    def _on_nan(self, loss: float) -> None:
+        self.progress.nan_steps += 1
+        if self.lap.config.runtime.on_nan == "skip":
+            return
+        newest = self.snapshots.newest()
+        raise TrainingError(
+            expected="a finite loss",
+            found=f"{loss} at step {self.progress.step + 1}",
+            do="lower the learning rates, clip gradients (--clip-norm 1) or use --on-nan skip; "
+            + (f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"),
+        )
+
+    def _validation_due(self) -> bool:
+        every = self.lap.config.evaluation.every_steps
+        step = self.progress.step
+        return step == self.lap.config.schedule.steps or (every > 0 and step % every == 0)
+
+    def _validate(self) -> None:
+        lap, progress = self.lap, self.progress
+        with self.clock.phase("validation"):
+            evaluation = evaluate(lap.model, lap.masking, lap.data.validation, lap.data.bytes_per_token)
+        progress.evaluation = evaluation
+        self._target_reached = reaches_target(evaluation, lap)
+        self.recorder.validated(
+            {
+                "kind": "validation",
+                "step": progress.step,
+                "val_loss": evaluation.loss,
+                "val_bpb": evaluation.bpb,
+                "tokens": progress.tokens,
+                "train_s": progress.training_s,
+                "window": lap.masking.window_tokens,
+            }
+        )
+
+    def _save(self) -> None:
+        with self.clock.phase("saving"):
+            self.snapshots.save(self.lap, self.progress)
+
+
+def reaches_target(evaluation: Evaluation, lap: Lap) -> bool:
+    target = lap.config.evaluation
+    low_loss = target.target_loss is not None and evaluation.loss <= target.target_loss
+    low_bpb = (
+        target.target_bpb is not None and evaluation.bpb is not None and evaluation.bpb <= target.target_bpb
+    )
+    return low_loss or low_bpb

@@ -1,0 +1,74 @@
+"""What a run measures about itself besides the loss: work done, speed against the peak, memory.
+
+Model FLOPs per token count 6 for every weight of a matrix product (blocks and head; embeddings are look-ups)
+and 12 for every feature of every key that attention reads: forward, and twice that backward.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+
+import torch
+
+from hotlap.config import Config
+from hotlap.hardware import measure_matmul_gflops
+
+# Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets.
+KNOWN_GPU_TFLOPS = {
+    "H100 SXM": 989.4,
+    "H100 80GB HBM3": 989.4,
+    "H100 PCIe": 756.0,
+    "H200": 989.4,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+    "V100": 125.0,
+}
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+    return nats_per_token / math.log(2) / bytes_per_token
+
+
+def matmul_flops_per_token(config: Config) -> int:
+    """Forward and backward work of every matrix product with a weight."""
+    model = config.model
+    hidden = model.mlp_ratio * model.width
+    attention = model.width * (2 * model.width + 2 * model.kv_heads * model.head_dim)
+    layers_with_attention = model.num_layers - len(model.attention_free_layers)
+    weights = model.num_layers * 2 * model.width * hidden + layers_with_attention * attention
+    return 6 * (weights + model.padded_vocab_size * model.width)
+
+
+def attention_flops_per_token(config: Config, keys_per_token: float) -> float:
+    """Forward and backward work of attention that reads so many keys a token, over all layers."""
+    model = config.model
+    layers = model.num_layers - len(model.attention_free_layers)
+    return 12 * layers * model.width * keys_per_token
+
+
+def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The device's matrix-product peak: measured on a CPU, from a table on a GPU, None where unknown."""
+    if device.type == "cpu":
+        return measure_matmul_gflops(dtype=dtype)
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        for part, tflops in KNOWN_GPU_TFLOPS.items():
+            if part in name:
+                return tflops * 1000
+    return None
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """The most memory that this process has held: allocated on a GPU, resident elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return peak_rss_mib()
+
+
+def peak_rss_mib() -> float:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / 2**20 if sys.platform == "darwin" else most / 2**10

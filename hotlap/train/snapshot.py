@@ -1,0 +1,129 @@
+"""A running lap as a checkpoint, and a checkpoint put back into a lap, on any number of ranks.
+
+What is kept: parameters, optimizer state and random-number state by name, the loader's position, and how far
+the run is. The file format and its safety are `checkpoint.py`'s business.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hotlap.config import CheckpointConfig
+from hotlap.data.order import LoaderState
+from hotlap.errors import CheckpointError
+from hotlap.optim.state import gather_state, restore_state
+from hotlap.settings import to_json
+from hotlap.train import checkpoint as store
+from hotlap.train.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from hotlap.train.lap import Lap
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0  # updates done, skipped ones included
+    tokens: int = 0
+    training_s: float = 0.0
+    nan_steps: int = 0
+    evaluation: Evaluation | None = None  # the newest
+
+
+class Snapshots:
+    """Saves a lap when it is due; the main rank writes, all ranks take part."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig, start_step: int) -> None:
+        self.directory = directory
+        self.config = config
+        self._saved_step: int | None = start_step if start_step else None
+        self._saved_at = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        every = self.config.every_steps
+        minutes = (time.monotonic() - self._saved_at) / 60
+        by_time = bool(self.config.every_minutes) and minutes >= self.config.every_minutes
+        return agree(by_time) or (every > 0 and step % every == 0)
+
+    def newest(self) -> Path | None:
+        return store.newest(self.directory)
+
+    def save(self, lap: Lap, progress: Progress) -> None:
+        if progress.step == self._saved_step:
+            return
+        # Every rank takes part: a matrix's momentum is only on the rank that owns it.
+        optimizer = gather_state(lap.optimizers)
+        if lap.distributed.is_main:
+            tensors = {
+                "model": {name: tensor.detach() for name, tensor in lap.model.state_dict().items()},
+                "optimizer": optimizer,
+                "random": random_state(lap.distributed.device),
+            }
+            store.save(
+                self.directory,
+                store.Checkpoint(progress.step, tensors, describe(lap, progress)),
+                keep=self.config.keep,
+                keep_best=self.config.keep_best,
+            )
+        self._saved_step = progress.step
+        self._saved_at = time.monotonic()
+
+
+def describe(lap: Lap, progress: Progress) -> dict[str, Any]:
+    position = lap.data.loader.state
+    return {
+        "config": to_json(lap.config),
+        "progress": asdict(progress),
+        "loader": {"position": position.position, "epoch": position.epoch},
+        "data": lap.data.train.fingerprint,
+        "world_size": lap.distributed.world_size,
+        "val_loss": progress.evaluation.loss if progress.evaluation else None,
+    }
+
+
+def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
+    """Put a checkpoint into a freshly built lap."""
+    if saved.state["data"] != lap.data.train.fingerprint:
+        raise CheckpointError(
+            expected="the data that the run was started with",
+            found=f"other training shards in {lap.data.directory}",
+            do="prepare the same data again, or start a new run",
+        )
+    lap.model.load_state_dict(saved.tensors["model"])
+    restore_state(lap.optimizers, saved.tensors["optimizer"])
+    set_random_state(lap.distributed.device, saved.tensors["random"])
+    lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
+    progress = Progress(**saved.state["progress"])
+    if saved.state["progress"]["evaluation"] is not None:
+        progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+    return progress
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def agree(decision: bool) -> bool:
+    """The main rank's decision, on every rank: clocks differ."""
+    if not dist.is_initialized():
+        return decision
+    decisions = [decision]
+    dist.broadcast_object_list(decisions, src=0)
+    return bool(decisions[0])
