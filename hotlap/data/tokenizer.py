@@ -146,7 +146,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def check_vocabulary(vocab_size: int) -> None:
     if vocab_size < SMALLEST_VOCABULARY:
         raise ConfigError(
-            expected=f"a vocabulary of {SMALLEST_VOCABULARY} or more ({BYTE_TOKENS} bytes and the end of text)",
+            expected=f"a vocabulary of {SMALLEST_VOCABULARY} ({BYTE_TOKENS} bytes, the end of text) or more",
             found=str(vocab_size),
             do="choose a larger one",
         )

