@@ -24,8 +24,6 @@ MANIFEST_VERSION = 1
 # there. While it exists the directory is refused: the shards of a killed preparation are not all of them.
 UNFINISHED_NAME = "unfinished.json"
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
 
 @dataclass(frozen=True)
 class TokenizerEntry:
@@ -147,18 +145,18 @@ class _Fields:
             raise self.wrong("a value", "none", name)
         return self.left.pop(name)
 
-    def text(self, name: str, pattern: str = r"(?s).*") -> str:
+    def text(self, name: str, pattern: str = r"(?s).*", what: str = "a text") -> str:
         value = self.take(name)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise self.wrong("a text" if pattern == r"(?s).*" else f"a text like {pattern}", value, name)
+            raise self.wrong(what, value, name)
         return value
 
     def file_name(self, name: str) -> str:
-        # A name only: a manifest must not lead out of its directory.
-        return self.text(name, r"(?!\.)[^/\\\0]+")
+        # A manifest must not lead out of its directory.
+        return self.text(name, r"(?!\.)[^/\\\0]+", "a file name without a path")
 
     def sha256(self, name: str) -> str:
-        return self.text(name, _SHA256.pattern)
+        return self.text(name, "[0-9a-f]{64}", "64 hexadecimal digits")
 
     def number(self, name: str, least: int = 0) -> int:
         value = self.take(name)
@@ -178,7 +176,8 @@ class _Fields:
 
 def _manifest_from(path: Path, content: Any) -> Manifest:
     fields = _Fields(path, "", content)
-    fields.text("format", re.escape(MANIFEST_FORMAT))
+    if (kind := fields.text("format")) != MANIFEST_FORMAT:
+        raise fields.wrong(repr(MANIFEST_FORMAT), kind, "format")
     version = fields.number("version")
     if version != MANIFEST_VERSION:
         raise DataError(
@@ -221,7 +220,7 @@ def _shard_from(path: Path, where: str, content: Any) -> ShardEntry:
     fields = _Fields(path, where, content)
     entry = ShardEntry(
         file=fields.file_name("file"),
-        split=fields.text("split", "|".join(SPLITS)),
+        split=fields.text("split", "|".join(SPLITS), " or ".join(SPLITS)),
         tokens=fields.number("tokens", least=1),
         documents=fields.number_or_none("documents"),
         text_bytes=fields.number_or_none("text_bytes"),

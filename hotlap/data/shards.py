@@ -65,7 +65,16 @@ def shard_name(split: str, index: int) -> str:
 
 def find_shards(directory: Path, split: str) -> list[Path]:
     """The shards of a split in name order: every `.bin` file with the split's name in its own."""
-    return sorted(directory.glob(f"*{split}*.bin"))
+    assert split in SPLITS, f"unknown split {split!r}"
+    shards = sorted(directory.glob(f"*{split}*.bin"))
+    for shard in shards:
+        if all(name in shard.name for name in SPLITS):
+            raise DataError(
+                expected=f"either of {' and '.join(SPLITS)} in the name of a shard",
+                found=f"both in {shard}",
+                do="rename it, so that no validation text is trained on by mistake",
+            )
+    return shards
 
 
 def read_header(path: Path) -> Header:

@@ -1,0 +1,80 @@
+"""How fast the loader alone hands out batches, from a warm page cache: `python -m bench.loader`.
+
+Two shapes: a GPT-2-like step of long sequences, and a small step in shuffled chunks, where the cost per call
+counts more than the cost per token. A plain copy of as many bytes in this run gives the scale.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hotlap.data.loader import Loader
+from hotlap.data.shards import shard_name, write_shard
+from hotlap.data.stream import TokenStream, open_split
+
+VOCABULARY = 50257
+SHARDS = 4
+SHARD_TOKENS = 10_000_001
+SECONDS_PER_CASE = 2.0
+
+
+def tokens_per_second(step: Callable[[], object], tokens: int) -> float:
+    for _ in range(3):
+        step()
+    steps, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < SECONDS_PER_CASE:
+        step()
+        steps += 1
+    return steps * tokens / elapsed
+
+
+def plain_widening(tokens: int) -> float:
+    """The floor: widening tokens that already lie in memory, without any loader."""
+    source = np.zeros(tokens, np.uint16)
+    return tokens_per_second(lambda: (source.astype(np.int32), source.astype(np.int64)), tokens)
+
+
+def measure(stream: TokenStream, **settings: object) -> float:
+    loader = Loader(stream, **settings)  # type: ignore[arg-type]
+    rate = tokens_per_second(loader.next, int(settings["batch_tokens"]))  # type: ignore[call-overload]
+    loader.close()
+    return rate
+
+
+def main() -> None:
+    cases: dict[str, dict[str, object]] = {
+        "stream, carry": {"batch_tokens": 524_288, "sequence_tokens": 65_536},
+        "stream, drop": {"batch_tokens": 524_288, "sequence_tokens": 65_536, "tail": "drop"},
+        "stream, carry, thread ahead": {"batch_tokens": 524_288, "sequence_tokens": 65_536, "prefetch": True},
+        "shuffled, chunks of 1024": {
+            "batch_tokens": 524_288, "sequence_tokens": 65_536, "order": "shuffled", "chunk_tokens": 1024,
+        },
+        "small stream, carry": {"batch_tokens": 2048, "sequence_tokens": 2048},
+        "small shuffled, chunks of 256": {
+            "batch_tokens": 2048, "sequence_tokens": 2048, "order": "shuffled", "chunk_tokens": 256,
+        },
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        generator = np.random.default_rng(0)
+        for index in range(SHARDS):
+            tokens = generator.integers(0, VOCABULARY, SHARD_TOKENS, dtype=np.uint16)
+            write_shard(directory / shard_name("train", index), tokens, VOCABULARY)
+        stream = open_split(directory, "train", vocab_size=VOCABULARY)  # scans the ids, which warms the cache
+        floors = {tokens: plain_widening(tokens) for tokens in (524_288, 2048)}
+        print(f"| {'loader':<30} | tokens a step | M tokens/s | of plain widening |")
+        print(f"|{'-' * 32}|{'-' * 15}|{'-' * 12}|{'-' * 19}|")
+        for name, settings in cases.items():
+            batch_tokens = int(settings["batch_tokens"])  # type: ignore[call-overload]
+            rate = measure(stream, **settings)
+            share = rate / floors[batch_tokens]
+            print(f"| {name:<30} | {batch_tokens:>13,} | {rate / 1e6:>10.1f} | {share:>17.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
