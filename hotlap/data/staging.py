@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hotlap.data.files import writing
+from hotlap.data.manifest import UNFINISHED_NAME
 from hotlap.errors import DataError
 from hotlap.progress import Say, silent
 
@@ -28,6 +29,7 @@ def staging(place: Path, say: Say = silent) -> Iterator[Path]:
         with writing(work):
             for leftover in work.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            (work / UNFINISHED_NAME).write_text("{}\n")
         yield work
     finally:
         # After `publish` the hidden name is free, and may already be another process's.
@@ -41,6 +43,7 @@ def publish(work: Path, place: Path) -> None:
     with writing(place):
         replaced = place.with_name(f".{place.name}.replaced")
         shutil.rmtree(replaced, ignore_errors=True)
+        (work / UNFINISHED_NAME).unlink()
         if place.exists():
             place.rename(replaced)
         work.rename(place)
