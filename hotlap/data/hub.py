@@ -19,10 +19,9 @@ import numpy as np
 
 from hotlap.data.corpora import fetch_gpt2_tokenizer
 from hotlap.data.files import file_sha256, writing
-from hotlap.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, TokenizerEntry, write_manifest
-from hotlap.data.prepare import finished
+from hotlap.data.manifest import Manifest, ShardEntry, TokenizerEntry
+from hotlap.data.prepare import produce
 from hotlap.data.shards import map_tokens
-from hotlap.data.staging import check_replaceable, publish, staging
 from hotlap.data.tokenizer import GPT2, TOKENIZER_FILE, Tokenizer
 from hotlap.data.wheels import cache_directory
 from hotlap.errors import ConfigError, DataError
@@ -74,34 +73,30 @@ def prepare_from_hub(
     """Make `directory` hold `num_shards` training shards and the validation shard."""
     if num_shards < 1:
         raise ConfigError(expected="1 shard or more", found=str(num_shards), do="ask for at least one")
-    wanted = {"corpus": corpus.name, "shards": str(num_shards), "tokenizer": GPT2}
-    with staging(directory, say) as work:
-        check_replaceable(directory, MANIFEST_NAME)
-        if not force and (existing := finished(directory, wanted)) is not None:
-            say(f"{directory} is complete, with these settings: nothing to do")
-            return existing
+
+    def fill(work: Path) -> Manifest:
         tokenizer = fetch_gpt2_tokenizer(say)
-        shards, revision = [], ""
+        shards, revision = [], None
         for split, file in corpus.files(num_shards):
-            remote = _look_up(corpus, file, revision or None)
+            remote = _look_up(corpus, file, revision)
             revision = remote.revision  # that of the first file, so that all are of one state
             arrived = _download(corpus, remote, say)
             with writing(work / file):
                 _link_or_copy(arrived, work / file)
             shards.append(_describe(work / file, split, remote.sha256, tokenizer))
         tokenizer.save(work)
-        manifest = Manifest(
+        return Manifest(
             tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
             shards=tuple(shards),
-            source=f"{corpus.name}: {corpus.summary} ({corpus.repository}, revision {revision[:12]})",
+            source=f"{corpus.name}: {corpus.summary} ({corpus.repository}, revision {revision})",
             licence=corpus.licence,
             settings=wanted,
         )
-        write_manifest(work, manifest)
-        publish(work, directory)
-    return manifest
+
+    wanted = {"corpus": corpus.name, "shards": str(num_shards), "tokenizer": GPT2}
+    return produce(directory, wanted, fill, force=force, say=say)
 
 
 @dataclass(frozen=True)

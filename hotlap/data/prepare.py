@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -118,23 +118,19 @@ def prepare(
     say: Say = silent,
 ) -> Manifest:
     """Make `directory` hold the shards of `source`. Does nothing when it already holds these very ones."""
-    wanted = {**settings.described(), **source.settings}
-    workers = workers or available_workers()
-    with staging(directory, say) as work:
-        check_replaceable(directory, MANIFEST_NAME)
-        if not force and (existing := finished(directory, wanted)) is not None:
-            say(f"{directory} is complete, with these settings: nothing to do")
-            return existing
+
+    def fill(work: Path) -> Manifest:
         source.make_ready()
         tokenizer = _tokenizer_for(source, settings, say)
         tally = Tally()
         with Progress("tokenizing", source.bytes_to_read) as progress:
             pieces = assign_splits(source.pieces(tally), settings.val_fraction)
             batches = in_batches(pieces, tally)
-            shards = write_shards(batches, tokenizer, work, settings.shard_tokens, workers, progress)
+            threads = workers or available_workers()
+            shards = write_shards(batches, tokenizer, work, settings.shard_tokens, threads, progress)
         _check_splits(shards, settings)
         tokenizer.save(work)
-        manifest = Manifest(
+        return Manifest(
             tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
@@ -144,6 +140,37 @@ def prepare(
             counters=dict(sorted(tally.counters.items())),
             settings=wanted,
         )
+
+    wanted = {**settings.described(), **source.settings}
+    return produce(directory, wanted, fill, force=force, say=say)
+
+
+def produce(
+    directory: Path,
+    wanted: Mapping[str, str],
+    fill: Callable[[Path], Manifest],
+    *,
+    force: bool = False,
+    say: Say = silent,
+) -> Manifest:
+    """Have `fill` write shards into a hidden directory, and give it its name once the manifest is in it.
+
+    Does nothing when `directory` is complete and was made with the wanted settings.
+    """
+
+    def existing() -> Manifest | None:
+        check_replaceable(directory, MANIFEST_NAME)
+        manifest = None if force else finished(directory, wanted)
+        if manifest is not None:
+            say(f"{directory} is complete, with these settings: nothing to do")
+        return manifest
+
+    if (found := existing()) is not None:
+        return found
+    with staging(directory, say) as work:
+        if (found := existing()) is not None:  # made by another process in the meantime
+            return found
+        manifest = fill(work)
         write_manifest(work, manifest)
         publish(work, directory)
     return manifest

@@ -13,23 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hotlap.data.decoding import (
-    BLOCK_BYTES,
-    COMPRESSIONS,
-    Decoder,
-    Tally,
-    check_text_file,
-    open_decompressed,
-)
+from hotlap.data.decoding import BLOCK_BYTES, COMPRESSIONS, Decoder, Tally, open_decompressed
 from hotlap.data.files import reading
+from hotlap.data.textfiles import JSONL_SUFFIX, KNOWN_SUFFIXES, PARQUET_SUFFIX, find_text_files, kind_of
 from hotlap.data.tokenizer import PIECE_CHARACTERS, cut_length, pieces
 from hotlap.errors import DataError
-
-TEXT_SUFFIXES = (".txt", ".md")
-JSONL_SUFFIX = ".jsonl"
-PARQUET_SUFFIX = ".parquet"
-SUFFIXES = (*TEXT_SUFFIXES, JSONL_SUFFIX, PARQUET_SUFFIX)
-KNOWN_SUFFIXES = f"{', '.join(SUFFIXES)} (but for parquet also with {' or '.join(COMPRESSIONS)})"
 
 LONGEST_LINE_BYTES = 2**26  # a line of JSON is parsed as a whole
 PARQUET_ROWS_AT_ONCE = 64
@@ -139,7 +127,7 @@ class FilesSource:
         self.strict = strict
         self.licence = licence
         self._setup = Tally()
-        self.files = self._usable(find_files(paths, self._setup), skip_bad_files)
+        self.files = find_text_files(paths, self._setup, skip_bad_files=skip_bad_files)
         if not self.files:
             raise DataError(
                 expected=f"files that end in {KNOWN_SUFFIXES}",
@@ -148,20 +136,6 @@ class FilesSource:
             )
         shown = ", ".join(map(str, paths[:3])) + (", …" if len(paths) > 3 else "")
         self.description = f"{len(self.files)} file{'s' * (len(self.files) > 1)} of {shown}"
-
-    def _usable(self, files: Sequence[Path], skip_bad_files: bool) -> list[Path]:
-        usable = []
-        for file in files:
-            try:
-                if kind_of(file) != PARQUET_SUFFIX:
-                    check_text_file(file)
-            except DataError:
-                if not skip_bad_files:
-                    raise
-                self._setup.counters["bad_files_skipped"] += 1
-            else:
-                usable.append(file)
-        return usable
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -288,37 +262,3 @@ class FilesSource:
                 found=columns[:200],
                 do="name the column that holds the text with --field",
             )
-
-
-def kind_of(file: Path) -> str:
-    """The suffix that says how to read a file, without that of a compression; empty when there is none."""
-    kind = Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
-    if kind == PARQUET_SUFFIX and file.suffix != PARQUET_SUFFIX:
-        return ""  # it needs to be read from its end, and has compression of its own
-    return kind if kind in SUFFIXES else ""
-
-
-def find_files(paths: Sequence[Path], tally: Tally) -> list[Path]:
-    """The files of `paths`, those of a folder in name order; hidden ones and other kinds are left out."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
-            for file in inside:
-                hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-                if file.is_file() and not hidden:
-                    if kind_of(file):
-                        found.append(file)
-                    else:
-                        tally.counters["files_of_other_kinds_skipped"] += 1
-        elif not path.exists():
-            raise DataError(expected=f"a file or folder {path}", found="nothing there", do="check the path")
-        elif not kind_of(path):
-            raise DataError(
-                expected=f"a file that ends in {KNOWN_SUFFIXES}",
-                found=str(path),
-                do="rename or convert it",
-            )
-        else:
-            found.append(path)
-    return found
