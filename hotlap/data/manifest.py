@@ -51,6 +51,7 @@ class Manifest:
     source: str
     licence: str
     counters: Mapping[str, int] = field(default_factory=dict)  # what preparation did, such as bytes replaced
+    settings: Mapping[str, str] = field(default_factory=dict)  # what it was asked to do, to compare a rerun
 
     def of_split(self, split: str) -> tuple[ShardEntry, ...]:
         """A split's shards in name order, the order of its token stream."""
@@ -201,6 +202,7 @@ def _manifest_from(path: Path, content: Any) -> Manifest:
         source=fields.text("source"),
         licence=fields.text("licence"),
         counters=_counters_from(path, fields.take("counters")),
+        settings=_settings_from(path, fields.take("settings")),
     )
     fields.done()
     return manifest
@@ -231,3 +233,8 @@ def _shard_from(path: Path, where: str, content: Any) -> ShardEntry:
 def _counters_from(path: Path, content: Any) -> dict[str, int]:
     fields = _Fields(path, "counters", content)
     return {name: fields.number(name) for name in list(fields.left)}
+
+
+def _settings_from(path: Path, content: Any) -> dict[str, str]:
+    fields = _Fields(path, "settings", content)
+    return {name: fields.text(name) for name in list(fields.left)}

@@ -1,0 +1,270 @@
+"""Byte-level BPE tokenizers: trained on a corpus, or exactly GPT-2's.
+
+Both are one kind of object, kept as one `tokenizer.json` in the format of Hugging Face `tokenizers`, so that
+a directory of shards says by itself what its numbers mean. Training uses that library; encoding goes through
+`tiktoken`, which gives the same ids several times as fast and on several threads at once. Text never becomes
+the end-of-text token, not even text that spells it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+from numpy.typing import NDArray
+
+from hotlap.data.files import reading, write_whole
+from hotlap.data.manifest import read_manifest, verify_file
+from hotlap.errors import ConfigError, DataError
+
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
+GPT2 = "gpt2"
+
+# GPT-2's division of text into words, which no merge crosses; the ByteLevel of `tokenizers` is the same.
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# Text is encoded in pieces of at most this many characters: bounded memory, and short enough for the regex
+# engine under tiktoken, which gives up on a run of a million blanks.
+PIECE_CHARACTERS = 2**18
+
+# The last place before a blank and after a non-blank. Every word of GPT2_WORDS ends there and none looks
+# across it, so cutting there changes no token.
+_LAST_CUT = re.compile(r".*\S(?=[ \n])", re.DOTALL)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+BYTE_TOKENS = 256
+SMALLEST_VOCABULARY = BYTE_TOKENS + 1  # and the end of text
+
+Ids = NDArray[np.uint32]
+
+
+def cut_length(text: str) -> int:
+    """How much of `text`, which goes on after a whole piece, to take as the next piece."""
+    last_cut = _LAST_CUT.match(text, 0, PIECE_CHARACTERS)
+    return last_cut.end() if last_cut else PIECE_CHARACTERS
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut `text` into pieces whose tokens, one after the other, are those of the whole.
+
+    A stretch longer than a piece without any place to cut (a word of 262,144 letters) is cut inside.
+    """
+    while len(text) > PIECE_CHARACTERS:
+        length = cut_length(text)
+        yield text[:length]
+        text = text[length:]
+    if text:
+        yield text
+
+
+def without_surrogates(text: str) -> tuple[str, int]:
+    """Half characters, which JSON can spell but UTF-8 cannot, replaced by U+FFFD; and how many they were."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.subn("\ufffd", text)
+    return text, 0
+
+
+class Tokenizer:
+    """Text to token ids and back. Made by `train_tokenizer`, `gpt2_tokenizer` or `load_tokenizer`."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """`content` is that of a `tokenizer.json` with a byte-level BPE model."""
+        self.name = name
+        self.content = content
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        vocabulary: dict[str, int] = json.loads(content)["model"]["vocab"]
+        self.vocab_size = len(vocabulary)
+        self.end_of_text = vocabulary[END_OF_TEXT]
+        ranks = {_as_bytes(token): rank for token, rank in vocabulary.items() if token != END_OF_TEXT}
+        assert sorted([*ranks.values(), self.end_of_text]) == list(range(self.vocab_size)), "ids have gaps"
+        self._encoding = tiktoken.Encoding(
+            name, pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text}
+        )
+        # Bytes of text that each id stands for; the end of text stands for none.
+        self._byte_lengths = np.zeros(self.vocab_size, np.int64)
+        self._byte_lengths[list(ranks.values())] = [len(token) for token in ranks]
+
+    def encode(self, text: str) -> Ids:
+        text, _ = without_surrogates(text)
+        encoded = [self._encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces(text)]
+        return np.concatenate(encoded) if encoded else np.empty(0, np.uint32)
+
+    def encode_batch(self, texts: Sequence[str], workers: int = 1) -> list[Ids]:
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(self.encode, texts))
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        wanted = [int(token) for token in ids]
+        wrong = next((token for token in wanted if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            raise DataError(
+                expected=f"token ids from 0 to {self.vocab_size - 1}, of tokenizer {self.name}",
+                found=f"id {wrong}",
+                do="decode with the tokenizer that made them",
+            )
+        return self._encoding.decode_bytes(wanted)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text; where `ids` end or begin inside a character, U+FFFD stands for its bytes."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def text_bytes(self, ids: NDArray[np.unsignedinteger[Any]]) -> int:
+        """How many bytes of text `ids` stand for, end-of-text tokens not counted."""
+        return int(self._byte_lengths[ids].sum())
+
+    def save(self, directory: Path) -> None:
+        write_whole(directory / TOKENIZER_FILE, self.content)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a prepared directory, its file compared with the manifest's checksum."""
+    manifest = read_manifest(directory)
+    if manifest is None or manifest.tokenizer.file is None:
+        raise DataError(
+            expected=f"a manifest that names a tokenizer in {directory}",
+            found="none",
+            do="prepare the data with `hotlap data prepare`",
+        )
+    verify_file(directory, manifest.tokenizer)
+    path = directory / manifest.tokenizer.file
+    with reading(path):
+        return Tokenizer(manifest.tokenizer.name, path.read_bytes())
+
+
+def check_vocabulary(vocab_size: int) -> None:
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ConfigError(
+            expected=f"a vocabulary of {SMALLEST_VOCABULARY} ({BYTE_TOKENS} bytes, the end of text) or more",
+            found=str(vocab_size),
+            do="choose a larger one",
+        )
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn `vocab_size` tokens from `texts`: id 0 ends a text, 1 to 256 are bytes, then merges by rank.
+
+    The same texts in the same order give the same bytes of `tokenizer.json`.
+    """
+    from tokenizers import Tokenizer as Learner
+    from tokenizers import models, pre_tokenizers, trainers
+
+    check_vocabulary(vocab_size)
+    learner: Any = Learner(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learner.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer=trainer)
+    found = learner.get_vocab_size()
+    if found != vocab_size:
+        raise DataError(
+            expected=f"text with enough different words for a vocabulary of {vocab_size}",
+            found=f"enough for {found}",
+            do="choose a smaller vocabulary or give more text",
+        )
+    model = json.loads(learner.to_str())["model"]
+    return Tokenizer(f"bpe{vocab_size}", _tokenizer_json(model["vocab"], [tuple(m) for m in model["merges"]]))
+
+
+def gpt2_tokenizer(ranks: dict[bytes, int]) -> Tokenizer:
+    """GPT-2's tokenizer from the rank of each of its tokens, which are also their ids."""
+    vocabulary = {_as_text(token): rank for token, rank in ranks.items()}
+    vocabulary[END_OF_TEXT] = len(ranks)
+    by_rank = sorted(ranks, key=ranks.__getitem__)
+    merges = [_halves(token, ranks) for token in by_rank if len(token) > 1]
+    spelled = [(_as_text(left), _as_text(right)) for left, right in merges]
+    tokenizer = Tokenizer(GPT2, _tokenizer_json(vocabulary, spelled))
+    hello = tokenizer.encode("Hello world").tolist()
+    if (hello, tokenizer.end_of_text) != ([15496, 995], 50256):
+        raise DataError(
+            expected="GPT-2's vocabulary, in which `Hello world` is [15496, 995] and the end of text 50256",
+            found=f"{hello} and {tokenizer.end_of_text}",
+            do="remove the file from the cache and fetch it again",
+        )
+    return tokenizer
+
+
+def ranks_of_merges(merges_file: str) -> dict[bytes, int]:
+    """GPT-2's ranks from its `vocab.bpe`: the bytes in the order of their letters, then one token a merge."""
+    tokens = [_as_bytes(letter) for letter in _letters()]
+    for line in merges_file.splitlines()[1:]:  # the first line is a version
+        tokens.append(_as_bytes(line.replace(" ", "")))
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+def _tokenizer_json(vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> bytes:
+    """The whole file, written here so that it does not change with the version of the library."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    end = {"id": vocabulary[END_OF_TEXT], "content": END_OF_TEXT, "special": True, "normalized": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end | {"single_word": False, "lstrip": False, "rstrip": False}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": dict(sorted(vocabulary.items(), key=lambda entry: entry[1])),
+            "merges": [f"{left} {right}" for left, right in merges],
+        },
+    }
+    return json.dumps(content, ensure_ascii=False, indent=0).encode()
+
+
+def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    """The merge that makes `token`: what the earlier merges leave of it."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        joined = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
+        first = joined.index(min(joined))
+        parts[first : first + 2] = [parts[first] + parts[first + 1]]
+    return parts[0], parts[1]
+
+
+@functools.cache
+def _letters() -> dict[str, int]:
+    """GPT-2 writes bytes as printable letters: the printable ones of Latin-1 first, as themselves, then the
+    others as the letters from U+0100 on. The order is that of the byte tokens' ids in GPT-2."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+@functools.cache
+def _letter_of_byte() -> dict[int, str]:
+    return {byte: letter for letter, byte in _letters().items()}
+
+
+def _as_bytes(token: str) -> bytes:
+    letters = _letters()
+    return bytes(letters[letter] for letter in token)
+
+
+def _as_text(token: bytes) -> str:
+    letters = _letter_of_byte()
+    return "".join(letters[byte] for byte in token)
