@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -79,6 +79,14 @@ class Muon(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
+        _check_range("lr", lr, lr >= 0, "0 or more")
+        _check_range("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
+        _check_range("weight_decay", weight_decay, weight_decay >= 0, "0 or more")
+        _check_range("ns_steps", ns_steps, ns_steps >= 1, "1 or more")
+        _check_choice("coefficients", coefficients, get_args(CoefficientKind))
+        _check_choice("momentum_form", momentum_form, get_args(MomentumForm))
+        _check_choice("update_scale", update_scale, get_args(UpdateScale))
+        _check_choice("communication", communication, get_args(Communication))
         self._is_planned = False
         self._lr_factors = dict(lr_factors or {})
         self._parts = dict(parts or {})
@@ -254,3 +262,17 @@ class Muon(torch.optim.Optimizer):
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
         ]
+
+
+def _check_range(name: str, value: float, is_within: bool, within: str) -> None:
+    if not is_within:
+        raise OptimizerError(expected=f"{name} of {within}", found=f"{name}={value}", do="correct it")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptimizerError(
+            expected=f"{name} out of {', '.join(choices)}",
+            found=f"{name}={value!r}",
+            do="choose one of those",
+        )
