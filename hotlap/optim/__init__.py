@@ -1,0 +1,10 @@
+"""Optimizers and schedules: Muon, which parameter goes to which optimizer, and what changes with the step.
+
+Takes named parameters, never a model. `Muon` is usable on its own in any PyTorch training loop.
+"""
+
+from hotlap.optim.gradients import clip_global_norm
+from hotlap.optim.muon import Muon
+from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
+
+__all__ = ["Muon", "clip_global_norm", "orthogonalize", "step_coefficients"]

@@ -1,0 +1,100 @@
+"""How ranks hand each other their updates: not at all, overlapped chunk by chunk, or in one flat sum.
+
+Each function drives one optimizer step over `chunks`, which must be the same on all ranks. `compute(i)` gives
+this rank's own updates of chunk i, (owned, rows, cols); `apply(i, updates)` takes those of all its matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hotlap.optim.chunks import Chunk
+
+Compute = Callable[[int], Tensor]
+Apply = Callable[[int, Tensor], None]
+# Told "compute", "gather-start", "wait" or "apply" and the index of the chunk, just before that happens.
+OnEvent = Callable[[str, int], None]
+
+
+def run_alone(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
+    for index in range(len(chunks)):
+        on_event("compute", index)
+        updates = compute(index)
+        on_event("apply", index)
+        apply(index, updates)
+
+
+def run_overlapped(
+    chunks: Sequence[Chunk],
+    compute: Compute,
+    apply: Apply,
+    on_event: OnEvent,
+    process_group: dist.ProcessGroup | None,
+) -> None:
+    """Gather chunk i in the background while chunk i+1 is computed; apply i while i+1 is on its way."""
+    world_size = dist.get_world_size(process_group)
+    in_flight: tuple[int, dist.Work, Tensor] | None = None
+
+    def finish(index: int, gathering: dist.Work, updates: Tensor) -> None:
+        on_event("wait", index)
+        gathering.wait()
+        on_event("apply", index)
+        apply(index, updates)
+
+    for index, chunk in enumerate(chunks):
+        on_event("compute", index)
+        own = _fill_slots(compute(index), chunk)
+        updates = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
+        on_event("gather-start", index)
+        gathering = dist.all_gather_into_tensor(updates, own, group=process_group, async_op=True)
+        if in_flight:
+            finish(*in_flight)
+        in_flight = (index, gathering, updates)
+    if in_flight:
+        finish(*in_flight)
+
+
+def run_flat(
+    chunks: Sequence[Chunk],
+    compute: Compute,
+    apply: Apply,
+    on_event: OnEvent,
+    process_group: dist.ProcessGroup | None,
+) -> None:
+    """Compute everything, then sum one flat vector that holds zeros wherever another rank owns the matrix."""
+    rank = dist.get_rank(process_group)
+    sparse = []
+    for index, chunk in enumerate(chunks):
+        on_event("compute", index)
+        own = compute(index)
+        updates = own.new_zeros(chunk.shape)
+        updates[chunk.owned_by(rank).start : chunk.owned_by(rank).stop] = own
+        sparse.append(updates.flatten())
+    flat = torch.cat(sparse)
+    on_event("wait", 0)
+    dist.all_reduce(flat, group=process_group)
+    summed = flat.split_with_sizes([len(updates) for updates in sparse])
+    for index, (chunk, updates) in enumerate(zip(chunks, summed, strict=True)):
+        on_event("apply", index)
+        apply(index, updates.view(chunk.shape))
+
+
+def gather_all(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | None) -> Tensor:
+    """A chunk's matrices from all their owners, (matrices, rows, cols), in the order of its members."""
+    own = _fill_slots(own, chunk)
+    world_size = dist.get_world_size(process_group)
+    gathered = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
+    dist.all_gather_into_tensor(gathered, own, group=process_group)
+    return gathered[: len(chunk.members)]
+
+
+def _fill_slots(own: Tensor, chunk: Chunk) -> Tensor:
+    """All ranks send equally much: zeros stand in the slots of an uneven chunk that hold no matrix."""
+    missing = chunk.per_rank - own.shape[0]
+    if missing:
+        own = torch.cat([own, own.new_zeros((missing, *own.shape[1:]))])
+    return own.contiguous()

@@ -1,0 +1,237 @@
+"""Which parameter goes to which optimizer, decided by the role that the model declares for it.
+
+Every parameter is routed exactly once or construction fails with its name. The decision is a table that a run
+prints before its first step, and the optimizers are built from that table and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+from torch import Tensor
+
+from hotlap.config import OptimConfig
+from hotlap.errors import OptimizerError
+from hotlap.optim.chunks import MatrixKind, plan_owners
+from hotlap.optim.exchange import OnEvent
+from hotlap.optim.muon import Muon
+from hotlap.optim.parameters import check_matrices, check_unique
+
+ROLES = ("matrix", "embedding", "head", "scalar")
+
+
+class RoutedParameter(NamedTuple):
+    """A parameter as the model declares it. `parts`: matrices stacked in its rows, 3 for a fused q, k, v."""
+
+    name: str
+    tensor: Tensor
+    role: str
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of the table. `owner` is the rank that computes the update; None: every rank does."""
+
+    name: str
+    tensor: Tensor
+    role: str
+    optimizer: str
+    lr: float
+    weight_decay: float
+    owner: int | None
+    parts: int = 1
+    lr_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Routing:
+    routes: tuple[Route, ...]
+    config: OptimConfig
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as plain values, for JSON."""
+        return [
+            {
+                "parameter": route.name,
+                "shape": list(route.tensor.shape),
+                "role": route.role,
+                "optimizer": route.optimizer,
+                "lr": route.lr * route.lr_factor,
+                "owner": route.owner,
+            }
+            for route in self.routes
+        ]
+
+    def table(self) -> Table:
+        table = Table("parameter", "shape", "role", "optimizer", "lr", "owner", title="optimizers")
+        for row in self.rows():
+            shape = "×".join(map(str, row["shape"])) or "1"
+            owner = "all ranks" if row["owner"] is None else f"rank {row['owner']}"
+            table.add_row(row["parameter"], shape, row["role"], row["optimizer"], f"{row['lr']:g}", owner)
+        return table
+
+    def notes(self) -> list[str]:
+        """What a reader of the table should know besides."""
+        if self.config.clip_norm and any(route.optimizer == "muon" for route in self.routes):
+            return [
+                f"gradients are clipped to a norm of {self.config.clip_norm:g} before momentum; for Muon "
+                "that only rescales what enters the momentum, its update has the same size anyway"
+            ]
+        return []
+
+
+def route(
+    parameters: Iterable[RoutedParameter],
+    config: OptimConfig,
+    world_size: int,
+    *,
+    model_parameters: Iterable[tuple[str, Tensor]] | None = None,
+) -> Routing:
+    """Route each parameter by its role. With `model_parameters`, all of those must be among `parameters`."""
+    declared = list(parameters)
+    check_unique((parameter.name, parameter.tensor) for parameter in declared)
+    _check_roles(declared)
+    _check_complete(declared, model_parameters)
+    matrices = [p for p in declared if p.role == "matrix"] if config.matrices == "muon" else []
+    lr_factors = _lr_factors(matrices, config)
+    parts = {parameter.name: parameter.parts for parameter in matrices}
+    check_matrices([(parameter.name, parameter.tensor) for parameter in matrices], parts, lr_factors)
+    owners = plan_owners([MatrixKind.of(p.tensor, p.parts) for p in matrices], world_size)
+    owner_of = {p.name: owner for p, owner in zip(matrices, owners, strict=True)}
+    routes = []
+    for name, tensor, role, count in declared:
+        if name in owner_of:
+            muon = config.muon
+            factor = lr_factors.get(name, 1.0)
+            routes.append(
+                Route(name, tensor, role, "muon", muon.lr, muon.weight_decay, owner_of[name], count, factor)
+            )
+        else:
+            decay = config.adam.weight_decay if role != "scalar" and tensor.ndim >= 2 else 0.0
+            optimizer = "adamw" if config.adam.weight_decay else "adam"
+            routes.append(Route(name, tensor, role, optimizer, _adam_lr(role, config), decay, owner=None))
+    return Routing(tuple(routes), config)
+
+
+def build_optimizers(
+    routing: Routing,
+    *,
+    check_finite: bool | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    on_event: OnEvent | None = None,
+) -> list[torch.optim.Optimizer]:
+    """Muon and Adam, whichever the table names. `initial_lr` of each group is what schedules multiply."""
+    optimizers: list[torch.optim.Optimizer] = []
+    in_muon = [route for route in routing.routes if route.optimizer == "muon"]
+    in_adam = [route for route in routing.routes if route.optimizer != "muon"]
+    if in_muon:
+        muon = routing.config.muon
+        optimizers.append(
+            Muon(
+                [(route.name, route.tensor) for route in in_muon],
+                lr=muon.lr,
+                momentum=muon.momentum_start,
+                weight_decay=muon.weight_decay,
+                nesterov=muon.nesterov,
+                momentum_form=muon.momentum_form,
+                ns_steps=muon.newton_schulz_steps,
+                coefficients=muon.coefficients,
+                update_scale=muon.update_scale,
+                cautious=muon.cautious_weight_decay,
+                lr_factors={route.name: route.lr_factor for route in in_muon},
+                parts={route.name: route.parts for route in in_muon},
+                communication=muon.communication,
+                check_finite=check_finite,
+                process_group=process_group,
+                on_event=on_event,
+            )
+        )
+    if in_adam:
+        adam = routing.config.adam
+        kind = torch.optim.AdamW if adam.weight_decay else torch.optim.Adam
+        optimizers.append(
+            kind(_adam_groups(in_adam), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
+        )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers
+
+
+def apply_schedule(
+    optimizers: Iterable[torch.optim.Optimizer], lr_multiplier: float, muon_momentum: float
+) -> None:
+    """Set what the next step of each optimizer uses."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_multiplier
+            if isinstance(optimizer, Muon):
+                group["momentum"] = muon_momentum
+
+
+def _adam_lr(role: str, config: OptimConfig) -> float:
+    adam = config.adam
+    of_role = {
+        "matrix": adam.matrix_lr,
+        "embedding": adam.embed_lr,
+        "head": adam.head_lr,
+        "scalar": adam.scalar_lr,
+    }
+    return of_role[role]
+
+
+def _adam_groups(routes: Sequence[Route]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, float, float], list[tuple[str, Tensor]]] = {}
+    for route in routes:
+        key = (route.role, route.lr, route.weight_decay)
+        groups.setdefault(key, []).append((route.name, route.tensor))
+    return [
+        {"params": named, "lr": lr, "weight_decay": decay, "role": role}
+        for (role, lr, decay), named in groups.items()
+    ]
+
+
+def _check_roles(parameters: Iterable[RoutedParameter]) -> None:
+    for parameter in parameters:
+        if parameter.role not in ROLES:
+            raise OptimizerError(
+                expected=f"a role ({', '.join(ROLES)}) for `{parameter.name}`",
+                found=f"`{parameter.role}`",
+                do="correct the role that its module declares",
+            )
+
+
+def _check_complete(
+    declared: Iterable[RoutedParameter], model_parameters: Iterable[tuple[str, Tensor]] | None
+) -> None:
+    routed = {id(parameter.tensor) for parameter in declared}
+    for name, tensor in model_parameters or ():
+        if id(tensor) not in routed:
+            raise OptimizerError(
+                expected="a role for every parameter",
+                found=f"none for `{name}`",
+                do="let its module declare one, or no optimizer would train it",
+            )
+
+
+def _lr_factors(matrices: Iterable[RoutedParameter], config: OptimConfig) -> dict[str, float]:
+    """Factor by full name, from the configuration's parts of names; several that match multiply."""
+    factors: dict[str, float] = {}
+    names = [parameter.name for parameter in matrices]
+    for fragment, factor in config.muon.lr_factors.items():
+        matching = [name for name in names if fragment in name]
+        if not matching:
+            raise OptimizerError(
+                expected="a matrix in Muon for each key of optim.muon.lr_factors",
+                found=f"none whose name contains `{fragment}`",
+                do="correct the key",
+            )
+        for name in matching:
+            factors[name] = factors.get(name, 1.0) * factor
+    return factors

@@ -1,0 +1,36 @@
+"""Muon as plainly as it can be written: one matrix, one device, no batching, no communication.
+
+The fast code in this package is tested against these functions. Nothing else uses them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotlap.optim.newton_schulz import Coefficients
+
+
+def polar_factor(matrix: Tensor) -> Tensor:
+    """U·Vᵀ of the singular value decomposition: what Newton-Schulz approximates."""
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    factor: Tensor = u @ vh
+    return factor
+
+
+def newton_schulz(matrix: Tensor, coefficients: Coefficients) -> Tensor:
+    x: Tensor = matrix / torch.linalg.vector_norm(matrix).clamp(min=1e-7)
+    for a, b, c in coefficients:
+        x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
+    return x
+
+
+def muon_step(
+    weight: Tensor, gradient: Tensor, buffer: Tensor, lr: float, momentum: float, coefficients: Coefficients
+) -> tuple[Tensor, Tensor]:
+    """The weight and momentum buffer after one step; the arguments stay as they are."""
+    rows, cols = weight.shape
+    buffer = momentum * buffer + (1 - momentum) * gradient
+    nesterov = momentum * buffer + (1 - momentum) * gradient
+    update = newton_schulz(nesterov, coefficients)
+    return weight - lr * max(1, rows / cols) ** 0.5 * update, buffer

@@ -1,0 +1,99 @@
+"""The place of this process among the others: found in torchrun's environment, or world size one without it.
+
+The rest of the package takes a `Distributed` and does not look at the environment. The process group exists
+exactly as long as `process_group` is entered, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hotlap.errors import ConfigError, DeviceError
+
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """`rank` counts over all nodes, `local_rank` on this one. `has_group` is false without torchrun."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    has_group: bool
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def read_environment(device_type: str, environment: Mapping[str, str]) -> Distributed:
+    """Where torchrun's variables put this process. None set: alone. Some missing or wrong: refused."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return Distributed(0, 0, 1, _device(device_type, 0), has_group=False)
+    missing = [name for name in _TORCHRUN_VARIABLES if name not in environment]
+    if missing:
+        raise _malformed(f"{missing[0]} unset")
+    numbers = {}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not environment[name].isdecimal():
+            raise _malformed(f"{name}={environment[name]!r}")
+        numbers[name] = int(environment[name])
+    rank, local_rank, world_size = numbers["RANK"], numbers["LOCAL_RANK"], numbers["WORLD_SIZE"]
+    if not local_rank <= rank < world_size:
+        raise _malformed(f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={world_size}")
+    return Distributed(rank, local_rank, world_size, _device(device_type, local_rank), has_group=True)
+
+
+@contextmanager
+def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Distributed]:
+    """Join the other processes for the length of a `with`; a barrier lets all start together."""
+    distributed = read_environment(device_type, os.environ)
+    if distributed.device.type == "cuda":
+        torch.cuda.set_device(distributed.device)
+    if not distributed.has_group:
+        yield distributed
+        return
+    on_cuda = distributed.device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        rank=distributed.rank,
+        world_size=distributed.world_size,
+        timeout=timeout,
+        # Binding the device makes NCCL connect now, not within the first timed step.
+        device_id=distributed.device if on_cuda else None,
+    )
+    try:
+        dist.barrier()
+        yield distributed
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(device_type: str, local_rank: int) -> torch.device:
+    if device_type != "cuda":
+        return torch.device(device_type)
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise DeviceError(
+            expected="a CUDA device for each process of this node",
+            found=f"{count} devices, process {local_rank}",
+            do="start torchrun with --nproc-per-node of at most that number",
+        )
+    return torch.device("cuda", local_rank)
+
+
+def _malformed(found: str) -> ConfigError:
+    return ConfigError(
+        expected="the environment that torchrun sets",
+        found=found,
+        do=f"start with torchrun, or unset {', '.join(_TORCHRUN_VARIABLES)} to train in one process",
+    )
