@@ -1,0 +1,1 @@
+"""The model: from tokens to a loss, read top to bottom."""
