@@ -1,7 +1,7 @@
 """Masked attention by `torch.nn.attention.flex_attention`: the fast path on CUDA, forward and backward.
 
-The block lists of `masks.py` say which key blocks a query block visits; the mask function decides inside partial
-blocks only. Off CUDA the forward works, slowly and without a gradient, which is how tests prove the lists here.
+The block lists of `masks.py` say which key blocks a query block visits; the mask function decides inside
+partial blocks only. Off CUDA only the forward works, slowly, which is how tests prove the lists anywhere.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,16 @@ class FlexBackend:
     name: str = "flex"
 
     def plan(self, mask: Mask) -> BlockMask:
-        lists = block_lists(mask)
+        # flex wants a batch and a head dimension; one of each serves all heads.
+        partial_counts, partial_indices, full_counts, full_indices = (
+            x[None, None] for x in block_lists(mask)
+        )
         total = len(mask.documents)
         return BlockMask.from_kv_blocks(
-            *(
-                each[None, None] for each in lists
-            ),  # flex wants a batch and a head dimension; both are one here
+            partial_counts,
+            partial_indices,
+            full_counts,
+            full_indices,
             BLOCK_SIZE=mask.block_size,
             mask_mod=visible(mask),
             seq_lengths=(total, total),
@@ -53,5 +57,5 @@ class FlexBackend:
         return out[0].transpose(0, 1)
 
 
-# Uncompiled, flex_attention builds the T×T scores. Inside a block that is compiled itself this call is inlined.
+# Uncompiled, flex_attention builds the T×T scores. Inside a block that is compiled itself, this is inlined.
 _compiled_flex_attention = torch.compile(flex_attention, dynamic=False)

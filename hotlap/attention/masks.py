@@ -20,13 +20,15 @@ class Mask:
     """Query q sees key k when k ≤ q, both lie in one document, and k is inside q's window.
 
     In tokens the window is q − k < window; in blocks it is q's block − k's block < window, so that a whole
-    block is visible or none of it. Four tokens a block, one document starting at token 6, window of 2 blocks:
+    block is inside it or outside. With blocks of 4 tokens, a window of 2 blocks and a document that starts at
+    token 6 (# visible):
 
-        query  0 1 2 3 4 5 | 6 7 8 9 …      (| the document boundary, # visible)
-          3    # # # #
-          5    # # # # # #
-          7                  # #
-          9                  # # # #
+        query   0 1 2 3   4 5 6 7   8 9 a b   c d e f
+          3     # # # #
+          5     # # # #   # #
+          7                   # #
+          9                   # #   # #
+          d                         # # # #   # #
     """
 
     documents: Tensor  # (T,) int32, never decreasing: each document is one run of tokens
@@ -36,9 +38,11 @@ class Mask:
 
     def __post_init__(self) -> None:
         documents, window = self.documents, self.window
-        assert documents.ndim == 1 and documents.numel() > 0, f"documents must be (T,), got {documents.shape}"
+        assert documents.ndim == 1, f"documents must be (T,), got {tuple(documents.shape)}"
+        assert len(documents) > 0, "a mask needs at least one token"
         assert documents.dtype == torch.int32, f"documents must be int32, got {documents.dtype}"
-        assert window.ndim == 0 and window.dtype == torch.int32, "the window must be a 0-dim int32 tensor"
+        assert window.ndim == 0, f"the window must be one number, got shape {tuple(window.shape)}"
+        assert window.dtype == torch.int32, f"the window must be int32, got {window.dtype}"
         assert window.device == documents.device, f"window on {window.device}, documents {documents.device}"
         assert self.unit in ("tokens", "blocks"), f"unknown window unit {self.unit!r}"
         # On an accelerator looking at values would make the host wait for it, so only the CPU checks them.
@@ -90,9 +94,10 @@ def first_visible_keys(mask: Mask) -> Tensor:
 def block_lists(mask: Mask) -> BlockLists:
     """The live key blocks of every query block, from each block's first and last document id alone.
 
-    This is exact, not a bound. Ids never decrease, so a block before the diagonal has a live pair exactly when
-    its last id is the query block's first id, and that last key and first query are also the closest pair in
-    tokens. It is full exactly when its first id is the query block's last id and the farthest pair fits too.
+    This is exact, not a bound. Ids never decrease, so a block before the diagonal has a live pair exactly
+    when its last id is the query block's first id; that last key and that first query are also the closest
+    pair in tokens. It is full exactly when its first id is the query block's last id and its first key is in
+    the window of the last query.
     """
     size, total = mask.block_size, len(mask.documents)
     num_blocks = -(-total // size)

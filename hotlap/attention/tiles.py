@@ -1,8 +1,8 @@
 """The blocked backend's plan: which queries meet which keys, as batches of equally shaped matrix products.
 
 It relies on one fact of `masks.py`: query q sees the keys first_key[q] … q. A tile is 128 queries and the ONE
-contiguous slice of keys they need, so no key is ever gathered. A batch is several heads of one tile, or several
-equal tiles of one head with disjoint keys; either way B products whose operands are strided views.
+contiguous slice of keys they need, so no key is ever gathered. A batch is several heads of one tile, or
+several equal tiles of one head with disjoint keys; either way B products whose operands are strided views.
 
 Shapes: B products a batch, R query heads per key/value head, L keys of a tile.
 """
@@ -28,7 +28,7 @@ class Run:
     num_keys: int
     num_tiles: int
     stride: int  # tokens from a tile to the next, at least num_keys when there are several
-    # (TILE, W) 0 where visible, −inf elsewhere, for the last W ≤ num_keys keys; every query sees the ones before.
+    # (TILE, W) 0 where visible, −inf elsewhere, for the last W ≤ num_keys keys; all queries see those before.
     bias: Tensor
 
 
@@ -71,7 +71,7 @@ def batches(runs: tuple[Run, ...], num_kv_heads: int, heads_per_kv: int) -> Iter
 
 
 def plan_runs(first_key: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Run, ...]:
-    """The runs for first_key (T,) int32 on the CPU. T need not fill the last tile: the last query is repeated.
+    """The runs for first_key (T,) int32 on the CPU. Where T does not fill the last tile, its end is repeated.
 
     All layers ask for the same plan, so the last few are remembered by content.
     """
