@@ -1,0 +1,241 @@
+"""Masked attention in plain PyTorch, forward and backward, at a cost proportional to the visible block pairs.
+
+Made for devices where flex_attention cannot train: CPU and MPS. It walks the batches of `tiles.py`; each is a
+product, a softmax and a product into reused buffers. Two custom operators make it one opaque node inside a
+compiled block; the mask enters as a tensor of fixed shape, so new windows or documents recompile nothing.
+
+Shapes: T tokens, H query heads, G key/value heads, R = H / G, D head dim, L keys of a tile, B products a
+batch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotlap.attention.masks import Mask, first_visible_keys
+from hotlap.attention.tiles import TILE, Batch, batches, plan_runs
+
+DEFAULT_SAVED_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class BlockedPlan:
+    """One batch's mask, shared by all layers."""
+
+    first_key: Tensor  # (T,) int32, on the CPU whatever the device: the tiles are laid out on the host
+
+
+@dataclass(frozen=True)
+class BlockedBackend:
+    """`saved_bytes` is how much of its probabilities one call (one layer) may keep for its backward; what
+    does not fit is computed again there. Without gradients nothing is kept."""
+
+    saved_bytes: int = DEFAULT_SAVED_BYTES
+    name: str = "blocked"
+
+    def plan(self, mask: Mask) -> BlockedPlan:
+        return BlockedPlan(first_visible_keys(mask).cpu())
+
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockedPlan, scale: float) -> Tensor:
+        T, H, D = q_THD.shape
+        assert k_TGD.shape == v_TGD.shape, f"keys {k_TGD.shape} and values {v_TGD.shape} must have one shape"
+        assert (k_TGD.shape[0], k_TGD.shape[2]) == (T, D), f"queries {q_THD.shape}, keys {k_TGD.shape}"
+        assert H % k_TGD.shape[1] == 0, f"{H} query heads cannot share {k_TGD.shape[1]} key/value heads"
+        assert plan.first_key.shape == (T,), f"a plan for {plan.first_key.shape[0]} tokens, queries for {T}"
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q_THD, k_TGD, v_TGD))
+        saved_bytes = self.saved_bytes if needs_grad else 0
+        out: Tensor = _forward(q_THD, k_TGD, v_TGD, plan.first_key, scale, saved_bytes)[0]
+        return out
+
+
+class _Layout:
+    """The operands of one call, in the precision of its sums and padded to whole tiles, and views of them.
+
+    Padded queries come last and carry no gradient, so they cost a little time and change nothing.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor) -> None:
+        self.num_tokens = -(-len(q) // TILE) * TILE
+        self.q, self.k, self.v = self.prepare(q), self.prepare(k), self.prepare(v)
+        self.num_kv_heads, self.head_dim = k.shape[1], k.shape[2]
+        self.heads_per_kv = q.shape[1] // self.num_kv_heads
+        self.rows = self.heads_per_kv * TILE  # queries that meet one key/value head in one tile
+        runs = plan_runs(first_key, self.q.dtype, q.device)
+        self.batches = list(batches(runs, self.num_kv_heads, self.heads_per_kv))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if len(x) < self.num_tokens:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.num_tokens - len(x)))
+        return x if x.stride(-1) == 1 else x.contiguous()
+
+    def query_view(self, x_THD: Tensor, batch: Batch) -> Tensor:
+        """(B, R, TILE, D)"""
+        token, head, _ = x_THD.stride()
+        between = batch.run.stride * token if batch.num_tiles > 1 else self.heads_per_kv * head
+        start = batch.first_query * token + batch.first_kv_head * self.heads_per_kv * head
+        shape = (batch.size, self.heads_per_kv, TILE, self.head_dim)
+        return x_THD.as_strided(shape, (between, head, token, 1), x_THD.storage_offset() + start)
+
+    def query_rows(self, x_THD: Tensor, batch: Batch) -> Tensor:
+        """(B, R·TILE, D): a view when R is 1, else a copy of the tile."""
+        return self.query_view(x_THD, batch).reshape(batch.size, self.rows, self.head_dim)
+
+    def key_view(self, x_TGD: Tensor, batch: Batch) -> Tensor:
+        """(B, L, D)"""
+        token, head, _ = x_TGD.stride()
+        between = batch.run.stride * token if batch.num_tiles > 1 else head
+        start = batch.first_key * token + batch.first_kv_head * head
+        shape = (batch.size, batch.run.num_keys, self.head_dim)
+        return x_TGD.as_strided(shape, (between, token, 1), x_TGD.storage_offset() + start)
+
+    def scores_shape(self, batch: Batch) -> tuple[int, int, int]:
+        return batch.size, self.rows, batch.run.num_keys
+
+    def saved_elements(self, saved_bytes: int) -> int:
+        """The probabilities of the leading batches that fit."""
+        fitting = 0
+        for batch in self.batches:
+            elements = math.prod(self.scores_shape(batch))
+            if (fitting + elements) * self.q.itemsize > saved_bytes:
+                break
+            fitting += elements
+        return fitting
+
+    def scores_buffer(self) -> Tensor:
+        return self.q.new_empty(max(math.prod(self.scores_shape(batch)) for batch in self.batches))
+
+    def rows_buffer(self) -> Tensor:
+        return self.q.new_empty(max(batch.size for batch in self.batches) * self.rows * self.head_dim)
+
+    def fill_probabilities(self, batch: Batch, scale: float, out: Tensor) -> None:
+        """softmax(scale · Q Kᵀ + bias) into out (B, R·TILE, L)."""
+        keys = self.key_view(self.k, batch).transpose(1, 2)
+        torch.baddbmm(out, self.query_rows(self.q, batch), keys, beta=0, alpha=scale, out=out)
+        bias = batch.run.bias
+        out.view(-1, TILE, batch.run.num_keys)[:, :, -bias.shape[1] :].add_(bias)
+        torch.softmax(out, -1, out=out)
+
+
+def _front(buffer: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
+    # Contiguous, because a batched product into anything else falls apart into one call per matrix.
+    return buffer[start : start + math.prod(shape)].view(shape)
+
+
+@torch.library.custom_op("hotlap::blocked_attention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, saved_bytes: int
+) -> tuple[Tensor, Tensor]:
+    """The output (T, H, D), and the probabilities of as many leading batches as fit `saved_bytes`, flat."""
+    layout = _Layout(q, k, v, first_key)
+    out = layout.q.new_empty(layout.q.shape)
+    saved = layout.q.new_empty(layout.saved_elements(saved_bytes))
+    scores, rows, used = layout.scores_buffer(), layout.rows_buffer(), 0
+    for batch in layout.batches:
+        shape = layout.scores_shape(batch)
+        if used < len(saved):
+            probabilities = _front(saved, shape, used)
+            used += probabilities.numel()
+        else:
+            probabilities = _front(scores, shape)
+        layout.fill_probabilities(batch, scale, probabilities)
+        out_rows = _front(rows, (batch.size, layout.rows, layout.head_dim))
+        torch.bmm(probabilities, layout.key_view(layout.v, batch), out=out_rows)
+        out_tile = layout.query_view(out, batch)
+        out_tile.copy_(out_rows.view(out_tile.shape))
+    return out[: len(q)].to(q.dtype), saved
+
+
+@torch.library.custom_op("hotlap::blocked_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, saved: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = _Layout(q, k, v, first_key)
+    grad_out = layout.prepare(grad)
+    grad_q = layout.q.new_empty(layout.q.shape)
+    # Transposed, so that the long side of a product, the keys, is the side a matrix product runs along.
+    grad_k_GDT = layout.k.new_zeros(layout.num_kv_heads, layout.head_dim, layout.num_tokens)
+    grad_v_GDT = torch.zeros_like(grad_k_GDT)
+    scores, grad_scores, rows, used = (*(layout.scores_buffer() for _ in range(2)), layout.rows_buffer(), 0)
+    most_keys = max(batch.size * batch.run.num_keys for batch in layout.batches)
+    keys_buffer = layout.q.new_empty(most_keys * layout.head_dim)
+    for batch in layout.batches:
+        shape = layout.scores_shape(batch)
+        if used < len(saved):
+            probabilities = _front(saved, shape, used)
+            used += probabilities.numel()
+        else:
+            probabilities = _front(scores, shape)
+            layout.fill_probabilities(batch, scale, probabilities)
+        q_rows, grad_rows = layout.query_rows(layout.q, batch), layout.query_rows(grad_out, batch)
+        keys, values = layout.key_view(layout.k, batch), layout.key_view(layout.v, batch)
+
+        grad_keys = _front(keys_buffer, (batch.size, layout.head_dim, batch.run.num_keys))
+        torch.bmm(grad_rows.transpose(1, 2), probabilities, out=grad_keys)
+        _grad_key_view(grad_v_GDT, batch).add_(grad_keys)
+
+        grad_tile = _front(grad_scores, shape)
+        torch.bmm(grad_rows, values.transpose(1, 2), out=grad_tile)
+        torch._softmax_backward_data(grad_tile, probabilities, -1, grad_tile.dtype, grad_input=grad_tile)
+
+        grad_q_rows = _front(rows, (batch.size, layout.rows, layout.head_dim))
+        torch.baddbmm(grad_q_rows, grad_tile, keys, beta=0, alpha=scale, out=grad_q_rows)
+        grad_q_tile = layout.query_view(grad_q, batch)
+        grad_q_tile.copy_(grad_q_rows.view(grad_q_tile.shape))
+
+        torch.baddbmm(grad_keys, q_rows.transpose(1, 2), grad_tile, beta=0, alpha=scale, out=grad_keys)
+        _grad_key_view(grad_k_GDT, batch).add_(grad_keys)
+    return (
+        grad_q[: len(q)].to(q.dtype),
+        grad_k_GDT.permute(2, 0, 1)[: len(k)].to(k.dtype, memory_format=torch.contiguous_format),
+        grad_v_GDT.permute(2, 0, 1)[: len(v)].to(v.dtype, memory_format=torch.contiguous_format),
+    )
+
+
+def _grad_key_view(x_GDT: Tensor, batch: Batch) -> Tensor:
+    """(B, D, L); the keys of a batch never overlap, so adding to it is well defined."""
+    head, dim, token = x_GDT.stride()
+    between = batch.run.stride * token if batch.num_tiles > 1 else head
+    shape = (batch.size, x_GDT.shape[1], batch.run.num_keys)
+    start = batch.first_key * token + batch.first_kv_head * head
+    return x_GDT.as_strided(shape, (between, dim, token), start)
+
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, saved_bytes: int
+) -> tuple[Tensor, Tensor]:
+    del k, v, first_key, scale
+    # How much fits depends on the mask's values, so the compiler must treat the size as unknown.
+    elements = torch.library.get_ctx().new_dynamic_size(min=0) if saved_bytes > 0 else 0
+    saved = q.new_empty(elements, dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(q.shape), saved
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, saved: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    del grad, first_key, saved, scale
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, first_key, scale, _ = inputs
+    _, saved = output
+    ctx.scale = scale
+    ctx.save_for_backward(q, k, v, first_key, saved)
+    # Otherwise autograd would fill a zero gradient as large as the saved probabilities.
+    ctx.mark_non_differentiable(saved)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    return (*_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

@@ -1,0 +1,61 @@
+"""Masked attention by `torch.nn.attention.flex_attention`: the fast path on CUDA, forward and backward.
+
+The block lists of `masks.py` say which key blocks a query block visits; the mask function decides inside
+partial blocks only. Off CUDA only the forward works, slowly, which is how tests prove the lists anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from hotlap.attention.masks import Mask, block_lists
+
+
+def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The mask as a function of indices, in the shape flex_attention asks for."""
+
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        del batch, head
+        same_document = mask.documents[query] == mask.documents[key]
+        if mask.unit == "tokens":
+            in_window = query - key < mask.window
+        else:
+            in_window = query // mask.block_size - key // mask.block_size < mask.window
+        return (key <= query) & same_document & in_window
+
+    return mask_mod
+
+
+@dataclass(frozen=True)
+class FlexBackend:
+    name: str = "flex"
+
+    def plan(self, mask: Mask) -> BlockMask:
+        # flex wants a batch and a head dimension; one of each serves all heads.
+        partial_counts, partial_indices, full_counts, full_indices = (
+            x[None, None] for x in block_lists(mask)
+        )
+        total = len(mask.documents)
+        return BlockMask.from_kv_blocks(
+            partial_counts,
+            partial_indices,
+            full_counts,
+            full_indices,
+            BLOCK_SIZE=mask.block_size,
+            mask_mod=visible(mask),
+            seq_lengths=(total, total),
+        )
+
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockMask, scale: float) -> Tensor:
+        attention = _compiled_flex_attention if q_THD.is_cuda else flex_attention
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))
+        grouped = q_THD.shape[1] != k_TGD.shape[1]
+        out = attention(q, k, v, block_mask=plan, scale=scale, enable_gqa=grouped)
+        return out[0].transpose(0, 1)
+
+
+# Uncompiled, flex_attention builds the T×T scores. Inside a block that is compiled itself, this is inlined.
+_compiled_flex_attention = torch.compile(flex_attention, dynamic=False)
