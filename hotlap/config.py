@@ -283,11 +283,12 @@ class DataConfig:
     tail: Literal["carry", "drop"] = setting(
         "carry", "at a shard's end: go on in the next one, or drop the rest"
     )
+    num_shards: int = setting(10, "training shards to fetch of a corpus that comes in shards")
     bytes_per_token: float | None = setting(None, "for bits per byte where the data has no manifest")
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "a data source", "an empty name", "give a corpus or a directory")
-        _require_positive(self, "chunk_tokens")
+        _require_positive(self, "chunk_tokens", "num_shards")
         if self.bytes_per_token is not None:
             _require_positive(self, "bytes_per_token")
 

@@ -4,6 +4,7 @@
 that cannot work on the device is an error here, never a quiet switch to another.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,21 @@ class Backend(Protocol):
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: Any, scale: float) -> Tensor:
         """(T, H, D) queries, (T, G, D) keys and values of one packed sequence → (T, H, D)."""
         ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A backend's plan for one batch, ready to attend with."""
+
+    backend: Backend
+    layout: Any
+
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
+        return self.backend.attend(q_THD, k_TGD, v_TGD, self.layout, scale)
+
+
+def make_plan(backend: Backend, mask: Mask) -> Plan:
+    return Plan(backend, backend.plan(mask))
 
 
 def choose_backend(

@@ -62,7 +62,7 @@ class Data:
 def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
     device = distributed.device
     dtype = select_precision(config.runtime.precision, device)
-    backend = choose_backend(config.attention.backend, device)
+    backend = choose_backend(config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config))
     data = open_data(config, directory, distributed)
     torch.manual_seed(config.seed)
     with device:
@@ -92,6 +92,11 @@ def packed_tokens(config: Config) -> int:
     if config.model.architecture == "gpt2":
         return config.batch.sequence_tokens
     return config.batch.micro_sequences * config.batch.sequence_tokens
+
+
+def saved_bytes_per_layer(config: Config) -> int:
+    layers = config.model.num_layers - len(config.model.attention_free_layers)
+    return config.attention.saved_probabilities_mb * 2**20 // max(1, layers)
 
 
 def route_parameters(model: GPT | GPT2, config: Config, world_size: int) -> Routing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotlap.attention import Backend
+from hotlap.attention import Backend, make_plan
 from hotlap.attention.masks import Mask, document_ids
 from hotlap.config import Config
 from hotlap.model.block import AttentionPlan
@@ -43,4 +43,4 @@ class Masking:
             return None
         documents = document_ids(tokens_T, self.end_of_text, chunk_tokens)
         mask = Mask(documents, self._window, unit, self.config.attention.block_size)
-        return [self.backend.plan(mask)] * self.config.model.num_layers
+        return [make_plan(self.backend, mask)] * self.config.model.num_layers

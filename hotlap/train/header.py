@@ -1,0 +1,38 @@
+"""What a run says before its first step: everything that could otherwise happen in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hotlap import __version__
+from hotlap.hardware import device_name
+from hotlap.train.lap import Lap
+from hotlap.train.snapshot import Progress
+
+
+def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
+    config, data, world = lap.config, lap.data, lap.distributed
+    sequences = config.batch.tokens_per_step // config.batch.sequence_tokens // world.world_size
+    micro_batches = -(-sequences // config.batch.micro_sequences)
+    peak = f"{lap.peak_gflops:,.0f} GFLOP/s" if lap.peak_gflops else "unknown"
+    lines = [
+        f"hotlap {__version__}: {config.recipe} at {config.size}, seed {config.seed}, into {directory}",
+        f"device     {world.world_size} × {world.device.type} ({device_name(world.device)}),"
+        f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
+        f"precision  {str(lap.dtype).removeprefix('torch.')} activations, float32 weights; embeddings"
+        f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
+        f"attention  {lap.backend.name} backend; compile {lap.compiled.mode} ({lap.compiled.reason})",
+        f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
+        f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",
+        f"batch      {config.batch.tokens_per_step:,} tokens a step: {world.world_size} ranks ×"
+        f" {micro_batches} micro-batches; {config.schedule.steps} steps",
+        f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
+        f" {data.loader.tokens_dropped_per_epoch:,} dropped an epoch",
+        f"validation {data.validation.tokens:,} tokens, {data.validation.tokens_left_out:,} left out; bits per"
+        f" byte {'at %.3f bytes a token' % data.bytes_per_token if data.bytes_per_token else 'unknown'}",
+    ]
+    if progress.step:
+        lines.append(f"resumed    at step {progress.step}, {progress.training_s:.1f} s of training done")
+    return lines

@@ -1,0 +1,241 @@
+"""A run from its configuration to its summary: the processes, the data, the directory, the lap, the clock.
+
+The same on every rank; only the main rank prints and writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from hotlap.config import Config
+from hotlap.data.catalogue import NAMES, ensure_prepared
+from hotlap.errors import ConfigError, DataError
+from hotlap.hardware import select_device, tune_malloc, usable_cores
+from hotlap.settings import to_json
+from hotlap.train import checkpoint as store
+from hotlap.train.clock import Clock, clock_for
+from hotlap.train.distributed import Distributed, process_group
+from hotlap.train.environment import describe_environment
+from hotlap.train.header import header_lines
+from hotlap.train.interrupt import StopRequest
+from hotlap.train.lap import Lap, build_lap
+from hotlap.train.loop import Trainer
+from hotlap.train.metrics import (
+    attention_flops_per_token,
+    matmul_flops_per_token,
+    peak_memory_mib,
+    peak_rss_mib,
+)
+from hotlap.train.recorder import MainRecorder, Recorder
+from hotlap.train.run_directory import RunDirectory
+from hotlap.train.sinks import open_sinks
+from hotlap.train.snapshot import Progress, Snapshots, restore
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run needs to know besides its configuration."""
+
+    directory: Path
+    resume_from: store.Checkpoint | None = None
+    sinks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    status: str  # finished, target or interrupted
+    summary: dict[str, Any]
+    is_main: bool
+
+
+def run(config: Config, options: RunOptions, console: Console) -> Result:
+    """Train; returns when the run is over, on every rank."""
+    device = select_device(config.runtime.device)
+    check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
+    set_up_process(config, device)
+    with process_group(device.type) as distributed, StopRequest() as stop:
+        clock = clock_for(distributed.device)
+        directory = prepared_data(config, distributed, console)
+        lap = build_lap(config, directory, distributed, clock)
+        progress = restore(lap, options.resume_from) if options.resume_from else Progress()
+        snapshots = Snapshots(options.directory / "checkpoints", config.checkpoint, progress.step)
+        recorder, run_directory = open_recorder(lap, progress, options, console)
+        try:
+            trainer = Trainer(lap, progress, clock, recorder, snapshots, stop)
+            status = trainer.run()
+        finally:
+            recorder.close()
+            lap.data.loader.close()
+        clock.switch("setup")
+        summary = summarise(lap, progress, clock, status)
+        if run_directory is not None:
+            run_directory.write_summary(summary)
+            run_directory.close()
+        if dist.is_initialized():
+            dist.barrier()
+        return Result(status, summary, distributed.is_main)
+
+
+def check_ranks(config: Config, world_size: int) -> None:
+    """Before anything starts: every rank gets the same number of whole sequences."""
+    sequences = config.batch.tokens_per_step // config.batch.sequence_tokens
+    if sequences % world_size:
+        raise ConfigError(
+            expected=f"a number of processes that divides the {sequences} sequences of a step",
+            found=f"{world_size} processes",
+            do=f"use one of {[n for n in range(1, sequences + 1) if sequences % n == 0]},"
+            " or change batch.tokens_per_step or batch.sequence_tokens",
+        )
+
+
+def set_up_process(config: Config, device: torch.device) -> None:
+    if device.type == "cuda":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        # Opens the CUDA context and autograd's device thread now, not within the first timed step.
+        torch.empty(1, device=device, requires_grad=True).backward()
+        torch.backends.cuda.matmul.allow_tf32 = True
+        return
+    tune_malloc()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(config.runtime.threads or max(1, usable_cores() // processes))
+
+
+def prepared_data(config: Config, distributed: Distributed, console: Console) -> Path:
+    """The directory of the run's data; one rank of each node prepares a corpus, the others wait for it."""
+    path = Path(config.data.source)
+    if path.is_dir():
+        return path
+    if config.data.source not in NAMES:
+        raise DataError(
+            expected=f"a directory of shards or a corpus ({', '.join(NAMES)})",
+            found=f"data.source = {config.data.source}",
+            do="check the path, or see `hotlap data list`",
+        )
+    vocabulary: int | str = "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
+
+    def prepare() -> Path:
+        say = console.print if distributed.is_main else (lambda _line: None)
+        return ensure_prepared(config.data.source, vocabulary, config.data.num_shards, say=say)
+
+    if distributed.local_rank == 0:
+        prepare()
+    if dist.is_initialized():
+        dist.barrier()
+    return prepare()
+
+
+def open_recorder(
+    lap: Lap, progress: Progress, options: RunOptions, console: Console
+) -> tuple[Recorder, RunDirectory | None]:
+    """The main rank's run directory, written up to the start of training; a silent recorder elsewhere."""
+    if not lap.distributed.is_main:
+        return Recorder(), None
+    config = lap.config
+    if options.resume_from is None:
+        run_directory = RunDirectory.create(options.directory.parent, options.directory.name)
+    else:
+        run_directory = RunDirectory.open(options.directory)
+        run_directory.rewind(progress.step)
+        run_directory.append_metrics(
+            {"kind": "resume", "step": progress.step, "world_size": lap.distributed.world_size}
+        )
+    run_directory.write_config(config)
+    environment = full_environment(lap)
+    run_directory.write_environment(environment)
+    for line in header_lines(lap, progress, options.directory):
+        run_directory.append_log(line)
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(lap.routing.table())
+    for note in lap.routing.notes():
+        console.print(note, markup=False, soft_wrap=True)
+    sinks = open_sinks(options.sinks, options.directory, to_json(config))
+    recorder = MainRecorder(run_directory, console, config.schedule.steps, progress.step, sinks)
+    return recorder, run_directory
+
+
+def full_environment(lap: Lap) -> dict[str, Any]:
+    manifest = lap.data.train.manifest
+    return {
+        **describe_environment(lap.distributed.device),
+        "world_size": lap.distributed.world_size,
+        "threads": torch.get_num_threads(),
+        "precision": str(lap.dtype).removeprefix("torch."),
+        "attention_backend": lap.backend.name,
+        "compile": lap.compiled.mode,
+        "peak_gflops": lap.peak_gflops,
+        "data": {
+            "source": lap.config.data.source,
+            "directory": str(lap.data.directory),
+            "fingerprint": lap.data.train.fingerprint,
+            "train_tokens": len(lap.data.train),
+            "val_tokens": lap.data.validation.tokens,
+            "val_bytes": lap.data.val.text_bytes,
+            "tokenizer": manifest.tokenizer.name if manifest else None,
+        },
+        "model": {
+            "parameters": sum(p.numel() for p in lap.model.parameters()),
+            "flops_per_token": flops_per_token(lap),
+        },
+        "routing": lap.routing.rows(),
+    }
+
+
+def flops_per_token(lap: Lap) -> float:
+    """With attention at the window of the last step; documents shorter than that are not counted out."""
+    config = lap.config
+    keys = config.batch.sequence_tokens
+    if config.attention.window_unit != "unlimited":
+        keys = min(keys, config.schedule.window_end_tokens)
+    if config.data.order == "shuffled":
+        keys = min(keys, config.data.chunk_tokens)
+    return matmul_flops_per_token(config) + attention_flops_per_token(config, keys / 2)
+
+
+def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[str, Any]:
+    config = lap.config
+    seconds = {**clock.seconds, "training": progress.training_s}
+    tokens_per_s = progress.tokens / progress.training_s if progress.training_s else 0.0
+    peak = lap.peak_gflops
+    evaluation = progress.evaluation
+    return {
+        "status": status,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "val_loss": evaluation.loss if evaluation else None,
+        "val_bpb": evaluation.bpb if evaluation else None,
+        "target": describe_target(config, progress, status),
+        "seconds": {**seconds, "total": sum(seconds.values())},
+        "tokens_per_s": tokens_per_s,
+        "peak_fraction": tokens_per_s * flops_per_token(lap) / (peak * 1e9 * lap.distributed.world_size)
+        if peak
+        else None,
+        "peak_memory_mib": peak_memory_mib(lap.distributed.device),
+        "peak_rss_mib": peak_rss_mib(),
+        "nan_steps": progress.nan_steps,
+        "tokens_dropped": lap.data.loader.tokens_dropped,
+        "epochs": lap.data.loader.state.epoch,
+    }
+
+
+def describe_target(config: Config, progress: Progress, status: str) -> dict[str, Any] | None:
+    target = config.evaluation
+    if target.target_loss is None and target.target_bpb is None:
+        return None
+    kind, value = ("loss", target.target_loss) if target.target_loss is not None else ("bpb", target.target_bpb)
+    reached = status == "target"
+    return {
+        "kind": kind,
+        "value": value,
+        "reached": reached,
+        "train_s": progress.training_s if reached else None,
+        "tokens": progress.tokens if reached else None,
+        "step": progress.step if reached else None,
+    }
