@@ -1,0 +1,1 @@
+"""Training: the loop, and what surrounds it, from the process group to checkpoints."""
