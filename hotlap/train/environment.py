@@ -1,0 +1,97 @@
+"""Where a run took place, as plain facts: versions, hardware, the working tree's commit, a few variables.
+
+Of the environment's variables only those named here are ever recorded, so that no secret gets into a run's
+files. What needs the model or the data is added by the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import torch
+
+from hotlap import __version__, hardware
+
+# Variables that change speed or results. Whole names, never patterns: a pattern may match a secret.
+RECORDED_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "GLIBC_TUNABLES",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "LD_PRELOAD",
+    "LOCAL_WORLD_SIZE",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "WORLD_SIZE",
+)
+
+
+def describe_environment(
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    attention_backend: str,
+    compile_mode: str,
+    world_size: int,
+    threads: int,
+) -> dict[str, Any]:
+    """The part of `environment.json` that needs neither model nor data."""
+    return {
+        "hotlap": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device.type,
+        "device_name": hardware.device_name(device),
+        "world_size": world_size,
+        "threads": threads,
+        "precision": str(precision).removeprefix("torch."),
+        "attention_backend": attention_backend,
+        "compile": compile_mode,
+        "cores": hardware.usable_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "git_commit": working_commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
+    }
+
+
+def working_commit() -> str | None:
+    """The commit of the working directory, with `-dirty` where tracked files differ from it; None if none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
