@@ -42,6 +42,7 @@ class Parser(argparse.ArgumentParser):
         own, settings = self._split(arguments) if self.takes_settings else (list(arguments), {})
         args = self.parse_args(own)
         args.settings = settings
+        args.words = list(arguments)
         return args
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -1,47 +1,83 @@
-"""`hotlap train RECIPE`: resolves the configuration and, with `--dry-run`, prints it instead of training."""
+"""`hotlap train RECIPE`: resolves the configuration, trains, and ends with a table of what was reached."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
 
 from hotlap.cli import Parser
 from hotlap.commands.recipes import shown
 from hotlap.config import Config
+from hotlap.errors import CheckpointError, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
-from hotlap.settings import describe_type, flatten, parse, settings_of, to_json, updated
+from hotlap.settings import describe_type, diff, flatten, from_json, parse, settings_of, to_json, updated
 from hotlap.terminal import make_console
+
+if TYPE_CHECKING:
+    from hotlap.train.checkpoint import Checkpoint
+    from hotlap.train.run import Result
+
+NEWEST_RUN = "the newest run"
 
 
 def configure(parser: Parser) -> None:
     parser.takes_settings = True
-    parser.usage = "hotlap train RECIPE [--size SIZE] [--dry-run] [--SETTING VALUE …]"
-    parser.add_argument("recipe", metavar="RECIPE", help="see `hotlap recipes`")
+    parser.usage = "hotlap train RECIPE [options] [--SETTING VALUE …]"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="see `hotlap recipes`")
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
+    parser.add_argument("--name", help="of the run's directory (default: RECIPE-SIZE-number)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories are")
+    parser.add_argument("--procs", type=int, help="train in so many processes on this machine")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=NEWEST_RUN,
+        metavar="PATH",
+        help="go on from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run)",
+    )
+    parser.add_argument("--allow-change", action="store_true", help="resume although settings differ")
+    parser.add_argument("--fallback", action="store_true", help="resume from an older checkpoint if damaged")
+    parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     settings = "\n".join(f"  --{s.name}  {s.doc} ({describe_type(s.type)})" for s in settings_of(Config))
-    parser.epilog = (
-        "settings (the last part of a name is enough where only one setting has it: --steps 100):\n"
-        + settings
-    )
+    parser.epilog = f"settings (the last part of a name is enough where it is the only one so):\n{settings}"
 
 
 def run(args: argparse.Namespace) -> int:
-    config = resolve_arguments(args)
     console = make_console()
-    if args.json:
-        console.print_json(json.dumps(to_json(config)))
-        return 0
-    for name, value in flatten(config).items():
-        console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
-    return 0
-
-
-def resolve_arguments(args: argparse.Namespace) -> Config:
-    """The configuration that the recipe, the size and the settings given amount to."""
-    find_recipe(args.recipe)
     changes = parse(Config, args.settings)
+    if args.resume is not None:
+        checkpoint, directory = find_checkpoint(args, console)
+        config = resumed_config(args, changes, checkpoint)
+        root, name = directory.parent, directory.name
+    else:
+        checkpoint, config = None, new_config(args, changes)
+        root, name = args.runs, args.name
+    if args.dry_run:
+        print_config(console, config, as_json=args.json)
+        return 0
+    if args.procs is not None:
+        return train_in_processes(args, config)
+    return train_here(config, root, name, checkpoint, args.log, console)
+
+
+def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
+    if args.recipe is None:
+        raise ConfigError(expected="a RECIPE", found="none", do="`hotlap recipes` lists them")
+    if args.name is not None and (args.runs / args.name).exists():
+        raise ConfigError(
+            expected=f"a new run name in {args.runs}",
+            found=f"`{args.name}`, which exists",
+            do="choose another name, or go on with it by --resume",
+        )
+    find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
     return updated(resolve(args.recipe, size), changes)
 
@@ -50,3 +86,133 @@ def default_size(device: str) -> str:
     from hotlap.hardware import select_device
 
     return "small" if select_device(device).type == "cuda" else "nano"
+
+
+def find_checkpoint(args: argparse.Namespace, console: Console) -> tuple[Checkpoint, Path]:
+    """The checkpoint to go on from, and its run's directory."""
+    from hotlap.train import checkpoint as store
+    from hotlap.train.run_directory import RunDirectory
+
+    if args.resume != NEWEST_RUN:
+        path = Path(args.resume)
+    elif args.name is not None:
+        path = args.runs / args.name
+    else:
+        runs = [p.parent for p in args.runs.glob("*/config.json")] if args.runs.is_dir() else []
+        if not runs:
+            raise CheckpointError(
+                expected=f"a run in {args.runs}", found="none", do="start one with `hotlap train RECIPE`"
+            )
+        path = max(runs, key=lambda run: run.stat().st_mtime)
+    if path.parent.name == "checkpoints":
+        return store.load(path), path.parent.parent
+    directory = RunDirectory.open(path)
+    checkpoint, passed_over = store.load_latest(directory.checkpoints, fallback=args.fallback)
+    for damage in passed_over:
+        console.print(f"passed over: {damage}", markup=False, soft_wrap=True)
+    return checkpoint, path
+
+
+def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint: Checkpoint) -> Config:
+    """The checkpoint's configuration with the settings given; a difference has to be allowed."""
+    saved = from_json(Config, checkpoint.state["config"])
+    base = saved if args.recipe is None else resolve(args.recipe, args.size or saved.size)
+    config = updated(base, changes)
+    differences = diff(saved, config)
+    if differences and not args.allow_change:
+        listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)
+        raise ConfigError(
+            expected="the configuration that the run was started with",
+            found=f"changed {listed}",
+            do="leave them out, or add --allow-change",
+        )
+    return config
+
+
+def print_config(console: Console, config: Config, *, as_json: bool) -> None:
+    if as_json:
+        console.print_json(json.dumps(to_json(config)))
+        return
+    for name, value in flatten(config).items():
+        console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
+
+
+def train_in_processes(args: argparse.Namespace, config: Config) -> int:
+    from hotlap.train.launch import launch
+    from hotlap.train.run import check_ranks
+
+    if args.procs < 1:
+        raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
+    check_ranks(config, args.procs)
+    launch(args.procs, without_procs(args.words))
+    return 0
+
+
+def without_procs(words: list[str]) -> list[str]:
+    """The command line that each process gets."""
+    kept = [word for word in words if not word.startswith("--procs=")]
+    if "--procs" in kept:
+        at = kept.index("--procs")
+        del kept[at : at + 2]
+    return ["train", *kept]
+
+
+def train_here(
+    config: Config,
+    root: Path,
+    name: str | None,
+    checkpoint: Checkpoint | None,
+    sinks: list[str],
+    console: Console,
+) -> int:
+    from hotlap.train.interrupt import EXIT_CODE_INTERRUPTED
+    from hotlap.train.launch import tell_launcher
+    from hotlap.train.run import RunOptions
+    from hotlap.train.run import run as run_training
+
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        result = run_training(config, RunOptions(root, name, checkpoint, sinks), console)
+    except HotlapError as mistake:
+        tell_launcher(rank, str(mistake))
+        raise
+    if result.directory is None:
+        return 0
+    if result.status == "interrupted":
+        console.print(
+            f"stopped at step {result.summary['steps']} and saved; go on with:"
+            f" hotlap train --resume {result.directory.path}",
+            soft_wrap=True,
+        )
+        return EXIT_CODE_INTERRUPTED
+    finish(result, console)
+    return 0
+
+
+def finish(result: Result, console: Console) -> None:
+    """The table at the end of a lap."""
+    summary = result.summary
+    table = Table.grid(padding=(0, 2))
+    seconds = "  ".join(f"{phase} {value:.1f} s" for phase, value in summary["seconds"].items())
+    bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
+    share = "unknown share" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
+    rows = {
+        "validation": f"loss {summary['val_loss']:.4f}, bits per byte {bpb}",
+        "target": target_line(summary["target"]),
+        "tokens": f"{summary['tokens']:,} in {summary['steps']} steps",
+        "speed": f"{summary['tokens_per_s']:,.0f} tokens a second, {share} of the matrix-product peak",
+        "time": seconds,
+        "memory": f"{summary['peak_rss_mib']:,.0f} MiB resident at most",
+    }
+    for label, value in rows.items():
+        if value:
+            table.add_row(label, value)
+    console.print(table)
+
+
+def target_line(target: dict[str, Any] | None) -> str:
+    if target is None:
+        return ""
+    if not target["reached"]:
+        return f"{target['kind']} {target['value']} not reached"
+    return f"{target['kind']} {target['value']} reached in {target['train_s']:.1f} s of training"

@@ -7,7 +7,7 @@ given. Shapes: T tokens, C width, V vocabulary with padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,11 @@ class GPT(nn.Module):
                 table.bfloat16()
 
     def forward(
-        self, tokens_T: Tensor, targets_T: Tensor, plans: Sequence[AttentionPlan], reduction: str = "mean"
+        self,
+        tokens_T: Tensor,
+        targets_T: Tensor,
+        plans: Sequence[AttentionPlan],
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)

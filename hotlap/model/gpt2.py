@@ -8,7 +8,7 @@ Shapes: B sequences, S tokens of context, T = B·S tokens, C width, H heads, D h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class GPT2(nn.Module):
         tokens_T: Tensor,
         targets_T: Tensor,
         plans: Sequence[AttentionPlan] | None = None,
-        reduction: str = "mean",
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)

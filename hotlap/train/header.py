@@ -30,8 +30,8 @@ def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
         f" {micro_batches} micro-batches; {config.schedule.steps} steps",
         f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
         f" {data.loader.tokens_dropped_per_epoch:,} dropped an epoch",
-        f"validation {data.validation.tokens:,} tokens, {data.validation.tokens_left_out:,} left out; bits per"
-        f" byte {'at %.3f bytes a token' % data.bytes_per_token if data.bytes_per_token else 'unknown'}",
+        f"validation {data.validation.tokens:,} tokens, {data.validation.tokens_left_out:,} left out;"
+        f" bytes a token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
     ]
     if progress.step:
         lines.append(f"resumed    at step {progress.step}, {progress.training_s:.1f} s of training done")

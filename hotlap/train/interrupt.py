@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop after its step and save, a second Ctrl-C ends it at once."""
+"""Ctrl-C and SIGTERM ask a run to stop after its step and save; a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             # Not sys.exit: a rank may be waiting in a collective that never returns.
             os._exit(EXIT_CODE_INTERRUPTED)

@@ -155,7 +155,7 @@ class Trainer:
         lap, progress = self.lap, self.progress
         with self.clock.phase("validation"):
             evaluation = evaluate(lap.model, lap.masking, lap.data.validation, lap.data.bytes_per_token)
-        progress.evaluation = evaluation
+        progress.evaluation, progress.evaluated_step = evaluation, progress.step
         self._target_reached = reaches_target(evaluation, lap)
         self.recorder.validated(
             {

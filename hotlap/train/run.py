@@ -5,7 +5,6 @@ The same on every rank; only the main rank prints and writes.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +43,8 @@ from hotlap.train.snapshot import Progress, Snapshots, restore
 class RunOptions:
     """What a run needs to know besides its configuration."""
 
-    directory: Path
+    root: Path  # where run directories are
+    name: str | None  # of the run; None numbers one
     resume_from: store.Checkpoint | None = None
     sinks: list[str] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class RunOptions:
 class Result:
     status: str  # finished, target or interrupted
     summary: dict[str, Any]
-    is_main: bool
+    directory: RunDirectory | None  # on the main rank only
 
 
 def run(config: Config, options: RunOptions, console: Console) -> Result:
@@ -66,8 +66,9 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         directory = prepared_data(config, distributed, console)
         lap = build_lap(config, directory, distributed, clock)
         progress = restore(lap, options.resume_from) if options.resume_from else Progress()
-        snapshots = Snapshots(options.directory / "checkpoints", config.checkpoint, progress.step)
-        recorder, run_directory = open_recorder(lap, progress, options, console)
+        run_directory = open_directory(config, progress, options) if distributed.is_main else None
+        recorder = open_recorder(lap, progress, run_directory, options, console)
+        snapshots = Snapshots(run_directory, config.checkpoint, progress.step)
         try:
             trainer = Trainer(lap, progress, clock, recorder, snapshots, stop)
             status = trainer.run()
@@ -81,7 +82,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             run_directory.close()
         if dist.is_initialized():
             dist.barrier()
-        return Result(status, summary, distributed.is_main)
+        return Result(status, summary, run_directory)
 
 
 def check_ranks(config: Config, world_size: int) -> None:
@@ -100,7 +101,7 @@ def set_up_process(config: Config, device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         # Opens the CUDA context and autograd's device thread now, not within the first timed step.
-        torch.empty(1, device=device, requires_grad=True).backward()
+        torch.autograd.backward(torch.empty(1, device=device, requires_grad=True))
         torch.backends.cuda.matmul.allow_tf32 = True
         return
     tune_malloc()
@@ -132,44 +133,56 @@ def prepared_data(config: Config, distributed: Distributed, console: Console) ->
     return prepare()
 
 
-def open_recorder(
-    lap: Lap, progress: Progress, options: RunOptions, console: Console
-) -> tuple[Recorder, RunDirectory | None]:
-    """The main rank's run directory, written up to the start of training; a silent recorder elsewhere."""
-    if not lap.distributed.is_main:
-        return Recorder(), None
-    config = lap.config
-    if options.resume_from is None:
-        run_directory = RunDirectory.create(options.directory.parent, options.directory.name)
-    else:
-        run_directory = RunDirectory.open(options.directory)
+def open_directory(config: Config, progress: Progress, options: RunOptions) -> RunDirectory:
+    """The run's directory, new or taken back to the checkpoint, and locked."""
+    if options.resume_from is not None:
+        assert options.name is not None, "a run to resume has a name"
+        run_directory = RunDirectory.open(options.root / options.name)
+        run_directory.lock()
         run_directory.rewind(progress.step)
-        run_directory.append_metrics(
-            {"kind": "resume", "step": progress.step, "world_size": lap.distributed.world_size}
-        )
+        store.discard_after(run_directory.checkpoints, progress.step)
+    elif options.name is not None:
+        run_directory = RunDirectory.create(options.root, options.name)
+        run_directory.lock()
+    else:
+        run_directory = RunDirectory.create_numbered(options.root, f"{config.recipe}-{config.size}")
+        run_directory.lock()
     run_directory.write_config(config)
-    environment = full_environment(lap)
-    run_directory.write_environment(environment)
-    for line in header_lines(lap, progress, options.directory):
+    return run_directory
+
+
+def open_recorder(
+    lap: Lap, progress: Progress, run_directory: RunDirectory | None, options: RunOptions, console: Console
+) -> Recorder:
+    """Say and write down what the run is made of. Ranks without a directory are silent."""
+    if run_directory is None:
+        return Recorder()
+    run_directory.write_environment(full_environment(lap))
+    for line in header_lines(lap, progress, run_directory.path):
         run_directory.append_log(line)
         console.print(line, markup=False, soft_wrap=True)
     console.print(lap.routing.table())
     for note in lap.routing.notes():
         console.print(note, markup=False, soft_wrap=True)
-    sinks = open_sinks(options.sinks, options.directory, to_json(config))
-    recorder = MainRecorder(run_directory, console, config.schedule.steps, progress.step, sinks)
-    return recorder, run_directory
+    if progress.step:
+        resumed = {"kind": "resume", "step": progress.step, "world_size": lap.distributed.world_size}
+        run_directory.append_metrics(resumed)
+    steps = lap.config.schedule.steps
+    sinks = open_sinks(options.sinks, run_directory.path, to_json(lap.config))
+    return MainRecorder(run_directory, console, steps, progress.step, sinks)
 
 
 def full_environment(lap: Lap) -> dict[str, Any]:
     manifest = lap.data.train.manifest
     return {
-        **describe_environment(lap.distributed.device),
-        "world_size": lap.distributed.world_size,
-        "threads": torch.get_num_threads(),
-        "precision": str(lap.dtype).removeprefix("torch."),
-        "attention_backend": lap.backend.name,
-        "compile": lap.compiled.mode,
+        **describe_environment(
+            device=lap.distributed.device,
+            precision=lap.dtype,
+            attention_backend=lap.backend.name,
+            compile_mode=lap.compiled.mode,
+            world_size=lap.distributed.world_size,
+            threads=torch.get_num_threads(),
+        ),
         "peak_gflops": lap.peak_gflops,
         "data": {
             "source": lap.config.data.source,
@@ -229,7 +242,8 @@ def describe_target(config: Config, progress: Progress, status: str) -> dict[str
     target = config.evaluation
     if target.target_loss is None and target.target_bpb is None:
         return None
-    kind, value = ("loss", target.target_loss) if target.target_loss is not None else ("bpb", target.target_bpb)
+    kind = "loss" if target.target_loss is not None else "bpb"
+    value = target.target_loss if kind == "loss" else target.target_bpb
     reached = status == "target"
     return {
         "kind": kind,

@@ -106,7 +106,7 @@ class RunDirectory:
         self.close()
 
     def lock(self) -> None:
-        """Refuse a second process that trains in this directory. The lock ends with the process at the latest."""
+        """Refuse a second process that trains in this directory. The lock ends with its process."""
         import fcntl  # not on Windows, where runs can still be read
 
         assert self._lock is None, "this process holds the lock already"
@@ -180,7 +180,7 @@ class RunDirectory:
         return Metrics([_object(self.metrics_path, n, line) for n, line in enumerate(whole, 1)], half_line)
 
     def rewind(self, step: int) -> None:
-        """Drop from metrics and log what was written about later steps, and half lines: `step` is next to be."""
+        """Drop half lines and what metrics and log say about steps after `step`."""
         assert not self._appending, "rewind before anything is appended"
         if self.metrics_path.exists():
             whole, _ = _whole_lines(self.metrics_path)

@@ -22,6 +22,7 @@ from hotlap.optim.state import gather_state, restore_state
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
 from hotlap.train.evaluate import Evaluation
+from hotlap.train.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from hotlap.train.lap import Lap
@@ -36,13 +37,14 @@ class Progress:
     training_s: float = 0.0
     nan_steps: int = 0
     evaluation: Evaluation | None = None  # the newest
+    evaluated_step: int = -1
 
 
 class Snapshots:
     """Saves a lap when it is due; the main rank writes, all ranks take part."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig, start_step: int) -> None:
-        self.directory = directory
+    def __init__(self, run: RunDirectory | None, config: CheckpointConfig, start_step: int) -> None:
+        self.run = run  # None on ranks that do not write
         self.config = config
         self._saved_step: int | None = start_step if start_step else None
         self._saved_at = time.monotonic()
@@ -54,21 +56,22 @@ class Snapshots:
         return agree(by_time) or (every > 0 and step % every == 0)
 
     def newest(self) -> Path | None:
-        return store.newest(self.directory)
+        return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
 
     def save(self, lap: Lap, progress: Progress) -> None:
         if progress.step == self._saved_step:
             return
         # Every rank takes part: a matrix's momentum is only on the rank that owns it.
         optimizer = gather_state(lap.optimizers)
-        if lap.distributed.is_main:
+        if self.run is not None:
             tensors = {
                 "model": {name: tensor.detach() for name, tensor in lap.model.state_dict().items()},
                 "optimizer": optimizer,
                 "random": random_state(lap.distributed.device),
             }
+            self.run.sync()
             store.save(
-                self.directory,
+                self.run.checkpoints,
                 store.Checkpoint(progress.step, tensors, describe(lap, progress)),
                 keep=self.config.keep,
                 keep_best=self.config.keep_best,
@@ -85,8 +88,15 @@ def describe(lap: Lap, progress: Progress) -> dict[str, Any]:
         "loader": {"position": position.position, "epoch": position.epoch},
         "data": lap.data.train.fingerprint,
         "world_size": lap.distributed.world_size,
-        "val_loss": progress.evaluation.loss if progress.evaluation else None,
+        "val_loss": val_loss_now(progress),
     }
+
+
+def val_loss_now(progress: Progress) -> float | None:
+    """The validation loss of these very parameters, which decides which checkpoint is the best."""
+    if progress.evaluation is None or progress.evaluated_step != progress.step:
+        return None
+    return progress.evaluation.loss
 
 
 def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
@@ -97,9 +107,9 @@ def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
             found=f"other training shards in {lap.data.directory}",
             do="prepare the same data again, or start a new run",
         )
-    lap.model.load_state_dict(saved.tensors["model"])
+    lap.model.load_state_dict(dict(saved.tensors["model"]))
     restore_state(lap.optimizers, saved.tensors["optimizer"])
-    set_random_state(lap.distributed.device, saved.tensors["random"])
+    set_random_state(lap.distributed.device, dict(saved.tensors["random"]))
     lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
     progress = Progress(**saved.state["progress"])
     if saved.state["progress"]["evaluation"] is not None:
