@@ -12,8 +12,12 @@ from hotlap.errors import OptimizerError
 _NAMED_AT_MOST = 3
 
 
-def require_present(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each parameter's gradient by name."""
+def check_gradients(parameters: Mapping[str, Tensor], check_finite: bool | None = None) -> None:
+    """Refuse a missing gradient, and one with NaN or infinity, by name.
+
+    The second costs a pass over the gradients and a wait for the device. By default it is done only where
+    there is nothing to wait for: on the CPU.
+    """
     gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
     if len(gradients) < len(parameters):
         raise OptimizerError(
@@ -21,11 +25,13 @@ def require_present(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found=f"none for {_listed(name for name in parameters if name not in gradients)}",
             do="call backward() before step(), and give the optimizer only what the loss depends on",
         )
-    return gradients
+    if check_finite is None:
+        check_finite = all(gradient.device.type == "cpu" for gradient in gradients.values())
+    if check_finite:
+        _require_finite(gradients)
 
 
-def require_finite(gradients: Mapping[str, Tensor]) -> None:
-    """No NaN and no infinity. Costs one pass over the gradients and one wait for the device."""
+def _require_finite(gradients: Mapping[str, Tensor]) -> None:
     # A sum is not finite if an entry is not. It may also overflow, so only the slow test accuses.
     sums = torch.stack([gradient.sum() for gradient in gradients.values()])
     if bool(sums.isfinite().all()):

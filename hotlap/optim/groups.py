@@ -15,10 +15,11 @@ import torch.distributed as dist
 from rich.table import Table
 from torch import Tensor
 
-from hotlap.config import OptimConfig
+from hotlap.config import AdamConfig, OptimConfig
 from hotlap.errors import OptimizerError
 from hotlap.optim.chunks import MatrixKind, plan_owners
 from hotlap.optim.exchange import OnEvent
+from hotlap.optim.gradients import check_gradients
 from hotlap.optim.muon import Muon
 from hotlap.optim.parameters import check_matrices, check_unique
 
@@ -153,11 +154,7 @@ def build_optimizers(
             )
         )
     if in_adam:
-        adam = routing.config.adam
-        kind = torch.optim.AdamW if adam.weight_decay else torch.optim.Adam
-        optimizers.append(
-            kind(_adam_groups(in_adam), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
-        )
+        optimizers.append(_build_adam(in_adam, routing.config.adam, check_finite))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
@@ -173,6 +170,21 @@ def apply_schedule(
             group["lr"] = group["initial_lr"] * lr_multiplier
             if isinstance(optimizer, Muon):
                 group["momentum"] = muon_momentum
+
+
+def _build_adam(
+    routes: Sequence[Route], adam: AdamConfig, check_finite: bool | None
+) -> torch.optim.Optimizer:
+    """Fused Adam that refuses missing and broken gradients as Muon does, not skipping or taking them."""
+    parameters = {route.name: route.tensor for route in routes}
+
+    def check(*_: Any) -> None:
+        check_gradients(parameters, check_finite)
+
+    kind = torch.optim.AdamW if adam.weight_decay else torch.optim.Adam
+    optimizer = kind(_adam_groups(routes), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
+    optimizer.register_step_pre_hook(check)
+    return optimizer
 
 
 def _adam_lr(role: str, config: OptimConfig) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hotlap.errors import OptimizerError
 from hotlap.optim.chunks import Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
-from hotlap.optim.gradients import require_finite, require_present
+from hotlap.optim.gradients import check_gradients
 from hotlap.optim.newton_schulz import CoefficientKind, orthogonalize, step_coefficients, working_dtype
 from hotlap.optim.parameters import Parameters, check_matrices, check_unique, named_groups
 
@@ -79,14 +79,6 @@ class Muon(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        _check_range("lr", lr, lr >= 0, "0 or more")
-        _check_range("momentum", momentum, 0 <= momentum < 1, "0 to below 1")
-        _check_range("weight_decay", weight_decay, weight_decay >= 0, "0 or more")
-        _check_range("ns_steps", ns_steps, ns_steps >= 1, "1 or more")
-        _check_choice("coefficients", coefficients, get_args(CoefficientKind))
-        _check_choice("momentum_form", momentum_form, get_args(MomentumForm))
-        _check_choice("update_scale", update_scale, get_args(UpdateScale))
-        _check_choice("communication", communication, get_args(Communication))
         self._is_planned = False
         self._lr_factors = dict(lr_factors or {})
         self._parts = dict(parts or {})
@@ -95,6 +87,9 @@ class Muon(torch.optim.Optimizer):
         check_unique(named)
         check_matrices(named, self._parts, self._lr_factors)
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            _check_settings(group)
+        _check_choices(coefficients, momentum_form, update_scale, communication)
         self._nesterov = nesterov
         self._momentum_form = momentum_form
         self._coefficients = step_coefficients(coefficients, ns_steps)
@@ -130,7 +125,7 @@ class Muon(torch.optim.Optimizer):
         return shares
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if getattr(self, "_is_planned", False):
+        if self._is_planned:
             raise OptimizerError(
                 expected="all matrices when Muon is built",
                 found="a parameter group added later",
@@ -144,10 +139,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = require_present(self.named_parameters())
-        on_cpu = all(gradient.device.type == "cpu" for gradient in gradients.values())
-        if on_cpu if self._check_finite is None else self._check_finite:
-            require_finite(gradients)
+        check_gradients(self.named_parameters(), self._check_finite)
         chunks = [share.chunk for share in self._shares]
         self._run(chunks, self._compute, self._apply, self._on_event)
         return loss
@@ -264,15 +256,26 @@ class Muon(torch.optim.Optimizer):
         ]
 
 
-def _check_range(name: str, value: float, is_within: bool, within: str) -> None:
-    if not is_within:
-        raise OptimizerError(expected=f"{name} of {within}", found=f"{name}={value}", do="correct it")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+def _check_settings(group: Mapping[str, Any]) -> None:
+    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
         raise OptimizerError(
-            expected=f"{name} out of {', '.join(choices)}",
-            found=f"{name}={value!r}",
-            do="choose one of those",
+            expected="lr and weight_decay of 0 or more, momentum from 0 to below 1",
+            found=f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}",
+            do="correct what is out of range",
         )
+
+
+def _check_choices(coefficients: str, momentum_form: str, update_scale: str, communication: str) -> None:
+    for name, value, choices in (
+        ("coefficients", coefficients, get_args(CoefficientKind)),
+        ("momentum_form", momentum_form, get_args(MomentumForm)),
+        ("update_scale", update_scale, get_args(UpdateScale)),
+        ("communication", communication, get_args(Communication)),
+    ):
+        if value not in choices:
+            raise OptimizerError(
+                expected=f"{name} out of {', '.join(choices)}",
+                found=f"{name}={value!r}",
+                do="choose one of those",
+            )

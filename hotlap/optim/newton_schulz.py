@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hotlap.errors import OptimizerError
+
 Coefficients = tuple[tuple[float, float, float], ...]
 CoefficientKind = Literal["quintic", "polar-express"]
 Form = Literal["auto", "plain", "gram"]
@@ -46,6 +48,10 @@ _GRAM_SEGMENT = 3
 
 def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
     """(a, b, c) for each of `steps` steps; a list that is too short goes on with its last entry."""
+    if steps < 1:
+        raise OptimizerError(
+            expected="at least one Newton-Schulz step", found=f"{steps}", do="the usual number is 5"
+        )
     if kind == "quintic":
         return (_QUINTIC,) * steps
     assert kind == "polar-express", f"unknown coefficients {kind!r}"

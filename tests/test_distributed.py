@@ -1,0 +1,82 @@
+"""The process group: from torchrun's environment, or none at all, and gone afterwards whatever happened."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hotlap.errors import ConfigError, DeviceError
+from hotlap.train.distributed import process_group, read_environment
+from tests.ranks import ADDRESS, free_port, run_ranks
+
+TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def test_without_torchrun_there_is_one_process_and_no_group(monkeypatch):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    with process_group("cpu") as distributed:
+        assert (distributed.rank, distributed.local_rank, distributed.world_size) == (0, 0, 1)
+        assert distributed.is_main
+        assert distributed.device == torch.device("cpu")
+        assert not dist.is_initialized()
+
+
+def test_torchrun_s_environment_gives_the_place():
+    distributed = read_environment("cpu", TORCHRUN)
+    assert (distributed.rank, distributed.local_rank, distributed.world_size) == (5, 1, 8)
+    assert not distributed.is_main
+
+
+@pytest.mark.parametrize(
+    "changes, found",
+    [
+        ({"LOCAL_RANK": None}, "LOCAL_RANK unset"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE unset"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR unset"),
+        ({"RANK": "first"}, "RANK='first'"),
+        ({"RANK": "-1"}, "RANK='-1'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT=''"),
+        ({"RANK": "8"}, "RANK=8, LOCAL_RANK=1, WORLD_SIZE=8"),
+        ({"LOCAL_RANK": "6"}, "RANK=5, LOCAL_RANK=6"),
+    ],
+)
+def test_a_malformed_environment_is_refused(changes, found):
+    environment = {k: v for k, v in {**TORCHRUN, **changes}.items() if v is not None}
+    with pytest.raises(ConfigError, match=found):
+        read_environment("cpu", environment)
+
+
+def test_more_processes_than_cuda_devices_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError, match="found 1 devices, process 1"):
+        read_environment("cuda", TORCHRUN)
+    assert read_environment("cuda", {**TORCHRUN, "LOCAL_RANK": "0"}).device == torch.device("cuda", 0)
+
+
+def joins(rank, world_size, port, second_port):
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR=ADDRESS,
+        MASTER_PORT=str(port),
+    )
+    with process_group("cpu") as distributed:
+        backend = dist.get_backend()
+        total = torch.tensor(float(distributed.rank))
+        dist.all_reduce(total)
+    after_success = dist.is_initialized()
+    os.environ["MASTER_PORT"] = str(second_port)
+    try:
+        with process_group("cpu"):
+            raise ValueError("on purpose")
+    except ValueError:
+        after_failure = dist.is_initialized()
+    return backend, total.item(), distributed.is_main, after_success, after_failure
+
+
+def test_ranks_join_and_the_group_is_gone_afterwards_also_after_an_exception():
+    results = run_ranks(joins, 2, free_port(), free_port(), with_group=False)
+    assert results == [("gloo", 1.0, True, False, False), ("gloo", 1.0, False, False, False)]
