@@ -79,7 +79,7 @@ def select_precision(name: str, device: torch.device) -> torch.dtype:
         raise DeviceError(
             expected="hardware with bfloat16", found=f"{device.type} without it", do="use --precision float32"
         )
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    return getattr(torch, name)
 
 
 def usable_cores() -> int:

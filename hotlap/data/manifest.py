@@ -166,7 +166,7 @@ class _Fields:
 
     def number_or_none(self, name: str) -> int | None:
         if self.left.get(name, 0) is None:
-            return self.take(name)  # type: ignore[no-any-return]
+            return self.take(name)
         return self.number(name)
 
     def done(self) -> None:
