@@ -1,0 +1,175 @@
+"""The language-model head: linear, softcap and cross entropy, without ever holding the T×V logits.
+
+Tokens go through in chunks; a chunk's gradient is computed right after its loss, while its logits are in
+cache, so the backward pass only scales what is there. The plain version below defines what is computed.
+
+Shapes: T tokens, C model width, V vocabulary, c tokens of a chunk.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DEFAULT_CHUNK_TOKENS = 256
+# exp(softcap · tanh) spans exp(±softcap). Up to here its smallest value is far from float32's, so that no
+# row needs its maximum subtracted.
+LARGEST_UNSHIFTED_SOFTCAP = 40.0
+
+
+def plain_softcapped_cross_entropy(
+    x_TC: Tensor,
+    weight_VC: Tensor,
+    targets_T: Tensor,
+    softcap: float | None,
+    *,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """The reference: cross entropy of softcap · tanh(logits / softcap); without a softcap, of the logits."""
+    logits = F.linear(x_TC, weight_VC.to(x_TC.dtype))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, targets_T, reduction=reduction)
+
+
+def softcapped_cross_entropy(
+    x_TC: Tensor,
+    weight_VC: Tensor,
+    targets_T: Tensor,
+    softcap: float | None,
+    *,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """As the plain version, in memory of two chunks of logits. The loss is float32 (float64 for float64)."""
+    assert reduction in ("mean", "sum"), f"unknown reduction {reduction!r}"
+    assert chunk_tokens >= 1, f"a chunk of {chunk_tokens} tokens"
+    needs_grad = torch.is_grad_enabled() and (x_TC.requires_grad or weight_VC.requires_grad)
+    factor = 1 / len(x_TC) if reduction == "mean" else 1.0
+    loss: Tensor = _head(x_TC, weight_VC, targets_T, softcap or 0.0, factor, chunk_tokens, needs_grad)[0]
+    return loss
+
+
+@torch.library.custom_op("hotlap::cross_entropy_head", mutates_args=())
+def _head(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    softcap: float,
+    factor: float,
+    chunk_tokens: int,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """factor · Σ loss, and its gradients for x and weight (empty unless needed)."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    num_tokens, vocabulary = len(x), len(weight)
+    weight_used = weight.to(x.dtype)
+    grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
+    grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_grad else x.new_empty(0, dtype=dtype)
+    total = x.new_zeros((), dtype=dtype)
+    chunk_elements = min(chunk_tokens, num_tokens) * vocabulary
+    first = x.new_empty(chunk_elements, dtype=dtype)
+    second = torch.empty_like(first) if softcap else first
+
+    for start in range(0, num_tokens, chunk_tokens):
+        x_cC, target_c1 = x[start : start + chunk_tokens], targets[start : start + chunk_tokens, None]
+        shape = (len(x_cC), vocabulary)
+        logits, exponents = (buffer[: len(x_cC) * vocabulary].view(shape) for buffer in (first, second))
+        _matmul_into(logits, x_cC, weight_used.T)
+        sums_c1, loss_c1 = _exponentials(logits, exponents, target_c1, softcap)
+        total += loss_c1.sum()
+        if needs_grad:
+            grad_logits, row_scale_c1 = _grad_logits(logits, exponents, sums_c1, target_c1, softcap)
+            row_scale_c1 *= factor
+            grad_used = grad_logits.to(x.dtype)
+            grad_x[start : start + chunk_tokens] = (grad_used @ weight_used).mul_(row_scale_c1)
+            # The row's scale goes to the narrow operand, a pass over c×C instead of c×V.
+            _accumulate(grad_weight, grad_used.T, (x_cC * row_scale_c1).to(x.dtype))
+    return total * factor, grad_x, grad_weight.to(weight.dtype)
+
+
+def _exponentials(
+    logits: Tensor, exponents: Tensor, target_c1: Tensor, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Leave ∝ exp(capped logits) in `exponents`, and r = (1 − tanh(z / softcap)) / 2 in `logits` if capped.
+
+    exp(s·tanh(z/s)) = exp(s) · exp2(−2s·log2(e)·r), and exp2 is much the fastest exponential on a CPU.
+    Returns each row's sum of exponentials and loss.
+    """
+    log2_e = math.log2(math.e)
+    if softcap:
+        torch.sigmoid(logits.mul_(-2 / softcap), out=logits)
+        torch.mul(logits, -2 * softcap * log2_e, out=exponents)
+    else:
+        exponents.mul_(log2_e)
+    if not softcap or softcap > LARGEST_UNSHIFTED_SOFTCAP:
+        exponents.sub_(exponents.amax(dim=1, keepdim=True))
+    target_exponent_c1 = exponents.gather(1, target_c1)
+    sums_c1 = exponents.exp2_().sum(dim=1, keepdim=True)
+    return sums_c1, (sums_c1.log2() - target_exponent_c1) / log2_e
+
+
+def _grad_logits(
+    logits: Tensor, exponents: Tensor, sums_c1: Tensor, target_c1: Tensor, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient for the logits, as a matrix and what each of its rows is still to be scaled by.
+
+    It is (softmax − one at the target) · (1 − tanh²), where 1 − tanh² = 4 (r − r²).
+    """
+    exponents.scatter_add_(1, target_c1, -sums_c1)
+    if not softcap:
+        return exponents, 1 / sums_c1
+    slope = logits.addcmul_(logits, logits, value=-1)
+    return exponents.mul_(slope), 4 / sums_c1
+
+
+def _matmul_into(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == out.dtype:
+        torch.mm(left, right, out=out)
+    else:
+        out.copy_(left @ right)
+
+
+def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == out.dtype:
+        out.addmm_(left, right)
+    else:
+        out.add_(left @ right)
+
+
+@_head.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    softcap: float,
+    factor: float,
+    chunk_tokens: int,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    del targets, softcap, factor, chunk_tokens
+    loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+    if needs_grad:
+        return loss, torch.empty_like(x), torch.empty_like(weight)
+    return loss, x.new_empty(0), weight.new_empty(0)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    del inputs
+    _, grad_x, grad_weight = output
+    ctx.save_for_backward(grad_x, grad_weight)
+    ctx.mark_non_differentiable(grad_x, grad_weight)
+    ctx.set_materialize_grads(False)
+
+
+def _scale_gradients(ctx: Any, grad_loss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad_loss is None:
+        return (None,) * 7
+    grad_x, grad_weight = ctx.saved_tensors
+    return grad_x * grad_loss, grad_weight * grad_loss, *[None] * 5
+
+
+_head.register_autograd(_scale_gradients, setup_context=_setup_context)
