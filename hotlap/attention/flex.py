@@ -7,6 +7,7 @@ partial blocks only. Off CUDA only the forward works, slowly, which is how tests
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +32,8 @@ def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 @cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
-    return compiled
+def _compiled_flex_attention() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class FlexBackend:
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockMask, scale: float) -> Tensor:
         # Inside a compiled block the compiler fuses the plain call; outside, it would build the T×T scores.
         alone_on_cuda = q_THD.is_cuda and not torch.compiler.is_compiling()
-        attention: Callable[..., Tensor] = _compiled_flex_attention() if alone_on_cuda else flex_attention
+        attention = _compiled_flex_attention() if alone_on_cuda else flex_attention
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))
         grouped = q_THD.shape[1] != k_TGD.shape[1]
-        out = attention(q, k, v, block_mask=plan, scale=scale, enable_gqa=grouped)
+        out: Tensor = attention(q, k, v, block_mask=plan, scale=scale, enable_gqa=grouped)
         return out[0].transpose(0, 1)
