@@ -234,7 +234,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
     return (*_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None)
 
 

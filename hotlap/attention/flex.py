@@ -6,6 +6,8 @@ partial blocks only. Off CUDA only the forward works, slowly, which is how tests
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,11 @@ def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     return mask_mod
 
 
+@cache
+def _compiled_flex_attention() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
 @dataclass(frozen=True)
 class FlexBackend:
     name: str = "flex"
@@ -50,12 +57,10 @@ class FlexBackend:
         )
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockMask, scale: float) -> Tensor:
-        attention = _compiled_flex_attention if q_THD.is_cuda else flex_attention
+        # Inside a compiled block the compiler fuses the plain call; outside, it would build the T×T scores.
+        alone_on_cuda = q_THD.is_cuda and not torch.compiler.is_compiling()
+        attention = _compiled_flex_attention() if alone_on_cuda else flex_attention
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))
         grouped = q_THD.shape[1] != k_TGD.shape[1]
-        out = attention(q, k, v, block_mask=plan, scale=scale, enable_gqa=grouped)
+        out: Tensor = attention(q, k, v, block_mask=plan, scale=scale, enable_gqa=grouped)
         return out[0].transpose(0, 1)
-
-
-# Uncompiled, flex_attention builds the T×T scores. Inside a block that is compiled itself, this is inlined.
-_compiled_flex_attention = torch.compile(flex_attention, dynamic=False)

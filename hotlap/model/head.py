@@ -19,6 +19,12 @@ DEFAULT_CHUNK_TOKENS = 256
 LARGEST_UNSHIFTED_SOFTCAP = 40.0
 
 
+def softcapped(logits: Tensor, softcap: float | None) -> Tensor:
+    """softcap · tanh(logits / softcap) in float32 or better; without a softcap, the logits."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
 def plain_softcapped_cross_entropy(
     x_TC: Tensor,
     weight_VC: Tensor,
@@ -28,10 +34,7 @@ def plain_softcapped_cross_entropy(
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
     """The reference: cross entropy of softcap · tanh(logits / softcap); without a softcap, of the logits."""
-    logits = F.linear(x_TC, weight_VC.to(x_TC.dtype))
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
+    logits = softcapped(F.linear(x_TC, weight_VC.to(x_TC.dtype)), softcap)
     return F.cross_entropy(logits, targets_T, reduction=reduction)
 
 
@@ -53,8 +56,7 @@ def softcapped_cross_entropy(
     return loss
 
 
-@torch.library.custom_op("hotlap::cross_entropy_head", mutates_args=())
-def _head(
+def loss_and_gradients(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -140,6 +142,10 @@ def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
         out.add_(left @ right)
 
 
+# One opaque node for the compiler.
+_head = torch.library.custom_op("hotlap::cross_entropy_head", loss_and_gradients, mutates_args=())
+
+
 @_head.register_fake
 def _(
     x: Tensor,
@@ -165,15 +171,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _scale_gradients(ctx: Any, grad_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, grad_loss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad_loss is None:
+        return (None,) * 7
     grad_x, grad_weight = ctx.saved_tensors
     return grad_x * grad_loss, grad_weight * grad_loss, *[None] * 5
 
 
 _head.register_autograd(_scale_gradients, setup_context=_setup_context)
-
-
-def softcapped(logits: Tensor, softcap: float) -> Tensor:
-    """What the loss above is the cross entropy of, float32, for sampling."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return softcap * torch.tanh(logits / softcap) if softcap else logits

@@ -1,0 +1,84 @@
+"""Masks and tensors that several attention tests share, and the one measure of error they all use."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hotlap.attention.dense import DenseBackend
+from hotlap.attention.masks import Mask
+
+
+@dataclass(frozen=True)
+class Case:
+    num_tokens: int
+    document_starts: tuple[int, ...] = ()  # besides token 0
+    window: int = 4
+    unit: Literal["tokens", "blocks"] = "blocks"
+    heads: tuple[int, int] = (2, 2)  # query heads, key/value heads
+    head_dim: int = 32
+
+    def mask(self) -> Mask:
+        return make_mask(self.num_tokens, self.document_starts, self.window, self.unit)
+
+    def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v and a gradient for the output."""
+        generator = torch.Generator().manual_seed(seed)
+        heads = (self.heads[0], self.heads[1], self.heads[1], self.heads[0])
+        q, k, v, grad = (
+            torch.randn(self.num_tokens, count, self.head_dim, generator=generator) for count in heads
+        )
+        return q, k, v, grad
+
+
+CASES = [
+    Case(128, window=1),
+    Case(128, (1, 2, 127), window=2),
+    Case(1),
+    Case(77, (5,), window=3),
+    Case(129, window=1, heads=(3, 1)),
+    Case(1000, (301, 640), window=3, heads=(6, 2)),
+    Case(1024, tuple(range(128, 1024, 128)), window=1, head_dim=64),
+    Case(1024, tuple(range(256, 1024, 256)), window=2, head_dim=64),
+    Case(1024, tuple(range(256, 1024, 256)), window=1, heads=(6, 2)),
+    Case(1024, tuple(range(192, 1024, 192)), window=4),
+    Case(1280, tuple(range(17, 1280, 17)), window=2),
+    Case(1536, window=3, heads=(6, 1), head_dim=64),
+    Case(2048, (1500,), window=14, heads=(1, 1), head_dim=128),
+    Case(1024, window=64, unit="tokens"),
+    Case(1024, window=128, unit="tokens", heads=(3, 1)),
+    Case(1111, (200, 530, 531), window=300, unit="tokens", head_dim=64),
+    Case(700, (128, 256), window=1792, unit="tokens", heads=(6, 1)),
+    Case(512, window=1, unit="tokens"),
+    Case(384, (383,), window=100, unit="tokens"),
+]
+
+
+def make_mask(
+    num_tokens: int, document_starts: tuple[int, ...], window: int, unit: Literal["tokens", "blocks"]
+) -> Mask:
+    documents = torch.zeros(num_tokens, dtype=torch.int32)
+    documents[list(document_starts)] = 1
+    return Mask(documents.cumsum(0, dtype=torch.int32), torch.tensor(window, dtype=torch.int32), unit)
+
+
+def output_and_gradients(
+    backend: object, mask: Mask, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+    out = backend.attend(q, k, v, backend.plan(mask), q.shape[-1] ** -0.5)
+    out.backward(grad)
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def exact(case: Case) -> tuple[Tensor, ...]:
+    """The oracle in float64, so that a tolerance near float32's own noise measures one side only."""
+    tensors = (x.double() for x in case.tensors())
+    return output_and_gradients(DenseBackend(), case.mask(), *tensors)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over largest magnitude."""
+    difference = (found.double() - expected.double()).abs().max().item()
+    return difference / max(expected.abs().max().item(), 1e-30)

@@ -1,0 +1,140 @@
+"""The chunked head against the plain one: loss, gradients, precision and what it does not compute."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hotlap.model.head import loss_and_gradients, plain_softcapped_cross_entropy, softcapped_cross_entropy
+from tests.attention_cases import relative_error
+
+TOLERANCE = 1e-6
+SOFTCAPS = [15.0, 30.0, 100.0, None, 0.0]
+
+
+def operands(num_tokens: int = 300, width: int = 48, vocabulary: int = 512) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_tokens, width, generator=generator)
+    weight = torch.randn(vocabulary, width, generator=generator) / width**0.5
+    targets = torch.randint(0, vocabulary, (num_tokens,), generator=generator)
+    targets[0], targets[-1] = vocabulary - 1, 0
+    return x, weight, targets
+
+
+def run(head, x: Tensor, weight: Tensor, *args, **settings) -> list[Tensor]:
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss = head(x, weight, *args, **settings)
+    loss.backward()
+    return [loss.detach(), x.grad, weight.grad]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("chunk_tokens", [7, 64, 299, 300, 1000])
+@pytest.mark.parametrize("softcap", SOFTCAPS)
+def test_chunked_agrees_with_plain(softcap, chunk_tokens, reduction) -> None:
+    x, weight, targets = operands()
+    expected = run(
+        plain_softcapped_cross_entropy, x.double(), weight.double(), targets, softcap, reduction=reduction
+    )
+    found = run(
+        softcapped_cross_entropy, x, weight, targets, softcap, chunk_tokens=chunk_tokens, reduction=reduction
+    )
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert relative_error(ours, plain) < TOLERANCE
+
+
+@pytest.mark.parametrize("target", [0, 511])
+@pytest.mark.parametrize("softcap", SOFTCAPS)
+def test_targets_at_the_edges_of_the_vocabulary(softcap, target) -> None:
+    x, weight, _ = operands(7)
+    targets = torch.full((7,), target)
+    expected = run(plain_softcapped_cross_entropy, x.double(), weight.double(), targets, softcap)
+    for ours, plain in zip(run(softcapped_cross_entropy, x, weight, targets, softcap), expected, strict=True):
+        assert relative_error(ours, plain) < TOLERANCE
+
+
+@pytest.mark.parametrize("softcap", [15.0, 30.0, 40.0, 100.0, None])
+def test_extreme_logits_stay_finite(softcap) -> None:
+    x = torch.tensor([[1.0], [-1.0]]) * 1e4
+    weight = torch.tensor([[1.0], [1.0], [1.0]])
+    weight[2] = -1.0
+    targets = torch.tensor([0, 0])
+    expected = run(plain_softcapped_cross_entropy, x.double(), weight.double(), targets, softcap)
+    found = run(softcapped_cross_entropy, x, weight, targets, softcap)
+    for ours, plain in zip(found, expected, strict=True):
+        assert torch.allclose(ours.double(), plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [15.0, 100.0])
+def test_all_logits_at_the_lower_cap(softcap) -> None:
+    x, weight = torch.full((3, 1), -1e4), torch.ones(5, 1)
+    loss = softcapped_cross_entropy(x, weight, torch.tensor([0, 2, 4]), softcap)
+    assert loss.item() == pytest.approx(torch.tensor(5.0).log().item())
+
+
+@pytest.mark.parametrize("softcap", [5.0, None])
+def test_gradcheck(softcap) -> None:
+    x, weight, targets = operands(9, 4, 11)
+    x, weight = (t.double().requires_grad_() for t in (x, weight))
+    assert torch.autograd.gradcheck(
+        lambda x, w: softcapped_cross_entropy(x, w, targets, softcap, chunk_tokens=4), (x, weight)
+    )
+
+
+def test_the_gradient_of_the_loss_scales_both_gradients() -> None:
+    x, weight, targets = operands()
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    softcapped_cross_entropy(x, weight, targets, 15.0).backward()
+    once = x.grad.clone(), weight.grad.clone()
+    x.grad = weight.grad = None
+    (softcapped_cross_entropy(x, weight, targets, 15.0) * 0.25).backward()
+    assert torch.allclose(x.grad, once[0] * 0.25)
+    assert torch.allclose(weight.grad, once[1] * 0.25)
+
+
+def test_bfloat16_activations_with_a_float32_weight() -> None:
+    x, weight, targets = operands()
+    found = run(softcapped_cross_entropy, x.bfloat16(), weight, targets, 15.0)
+    expected = run(plain_softcapped_cross_entropy, x, weight, targets, 15.0)
+    assert [t.dtype for t in found] == [torch.float32, torch.bfloat16, torch.float32]
+    for ours, plain in zip(found, expected, strict=True):
+        assert relative_error(ours, plain) < 0.02
+
+
+def test_without_gradients_none_are_computed(monkeypatch) -> None:
+    x, weight, targets = operands()
+    weight.requires_grad_()
+    expected = softcapped_cross_entropy(x, weight, targets, 15.0).item()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr("hotlap.model.head._grad_logits", refuse)
+    with torch.no_grad():
+        assert softcapped_cross_entropy(x, weight, targets, 15.0).item() == expected
+    with pytest.raises(AssertionError, match="a gradient was computed"):
+        softcapped_cross_entropy(x, weight, targets, 15.0)
+
+
+def test_no_tensor_as_large_as_the_logits() -> None:
+    x, weight, targets = operands(num_tokens=512, width=8, vocabulary=256)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor))
+            return result
+
+    with Watch():
+        loss_and_gradients(x, weight, targets, 15.0, 1.0, 64, needs_grad=True)
+    assert max(sizes) == 64 * 256
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_inside_compile() -> None:
+    compiled = torch.compile(softcapped_cross_entropy, backend="aot_eager", fullgraph=True, dynamic=False)
+    x, weight, targets = operands()
+    found = run(compiled, x, weight, targets, 15.0)
+    for ours, eager in zip(found, run(softcapped_cross_entropy, x, weight, targets, 15.0), strict=True):
+        assert torch.equal(ours, eager)
