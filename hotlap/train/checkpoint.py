@@ -1,9 +1,9 @@
 """The checkpoint store: plain tensors and plain JSON in, the same bits out, whatever happens in between.
 
 A checkpoint is a directory `step-000125` with one safetensors file for each group of tensors, `state.json`,
-and `manifest.json` with the size and SHA-256 of each. It is filled under a hidden name, synced and renamed, so
-a killed process or a full disk leaves the earlier ones as they were. Nothing is ever unpickled. One process
-at a time may save into a directory: the run's lock sees to that.
+and `manifest.json` with the size and SHA-256 of each. It is filled under a hidden name, synced and renamed,
+so a killed process or a full disk leaves the earlier ones as they were. Nothing is ever unpickled. One
+process at a time may save into a directory: the run's lock sees to that.
 """
 
 from __future__ import annotations
@@ -276,10 +276,9 @@ def _best(found: Mapping[int, Path], metric: str) -> Path | None:
 
 def _remove(directory: Path, paths: Collection[Path]) -> None:
     """Remove checkpoints so that none of them is ever there in part under its own name."""
-    doomed = []
-    for path in paths:
-        doomed.append(path.rename(path.with_name(f"{REMOVING_PREFIX}{path.name}")))
-    sync(directory)
+    doomed = [path.rename(path.with_name(f"{REMOVING_PREFIX}{path.name}")) for path in paths]
+    if doomed:
+        sync(directory)
     for path in doomed:
         shutil.rmtree(path)
 
