@@ -14,6 +14,7 @@ from hotlap.model.layers import Matrix
 from hotlap.model.roles import parameter_roles
 from hotlap.recipes import RECIPES, resolve
 from hotlap.settings import updated
+from hotlap.train.compilation import apply_compile
 from tests.tiny import made_up_tokens, make_masking, make_model, train
 
 RECORDS = [name for name in RECIPES if name != "adamw"]
@@ -234,8 +235,7 @@ def test_an_odd_number_of_layers_pairs_the_outer_ones_and_leaves_the_middle_alon
 def test_changing_the_window_recompiles_nothing():
     config = resolve("softcap", "pico")
     model = make_model(config)
-    for block in model.blocks:
-        block.compile(dynamic=False)
+    apply_compile(model, "block", coordinate_descent=False)
     tokens, targets = made_up_tokens(512, 512)
 
     def step(window_blocks: int) -> None:

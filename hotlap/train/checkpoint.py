@@ -276,10 +276,9 @@ def _best(found: Mapping[int, Path], metric: str) -> Path | None:
 
 def _remove(directory: Path, paths: Collection[Path]) -> None:
     """Remove checkpoints so that none of them is ever there in part under its own name."""
-    doomed = []
-    for path in paths:
-        doomed.append(path.rename(path.with_name(f"{REMOVING_PREFIX}{path.name}")))
-    sync(directory)
+    doomed = [path.rename(path.with_name(f"{REMOVING_PREFIX}{path.name}")) for path in paths]
+    if doomed:
+        sync(directory)
     for path in doomed:
         shutil.rmtree(path)
 

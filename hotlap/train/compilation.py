@@ -42,6 +42,9 @@ def choose_mode(config: Config, device: torch.device, peak_gflops: float | None)
 def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> None:
     if mode == "off":
         return
+    # How many probabilities the blocked backend keeps depends on the mask; without this every layer's graph
+    # would break at its attention.
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
     if mode == "model":

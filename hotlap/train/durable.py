@@ -24,7 +24,9 @@ def writing(path: Path, also: tuple[type[Exception], ...] = ()) -> Iterator[None
     """
     try:
         yield
-    except (OSError, *also) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *also)):
+            raise
         raise CheckpointError(
             expected=f"to write {path}",
             found=(error.strerror if isinstance(error, OSError) else None) or str(error),

@@ -12,9 +12,10 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, TextIO
+from typing import Any, NamedTuple, Self
 
 from hotlap import settings
 from hotlap.config import Config
@@ -32,7 +33,7 @@ class Metrics(NamedTuple):
 
 
 class RunDirectory:
-    """`runs/<name>/`. Use `create` or `open`; a process that writes holds the lock, until `close`."""
+    """`runs/<name>/`, made by `create` or `open`. A process that writes holds the lock until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,12 +45,12 @@ class RunDirectory:
         self.samples_path = path / "samples.txt"
         self.report_path = path / "report.html"
         self.checkpoints = path / "checkpoints"
-        self._appending: dict[Path, TextIO] = {}
-        self._lock: BinaryIO | None = None
+        self._appending: dict[Path, FileIO] = {}
+        self._lock: FileIO | None = None
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
-        """Make the directory of a new run. A name that is taken is refused, even in a race for it."""
+        """The directory of a new run, locked. A name that is taken is refused, even in a race for it."""
         if not re.fullmatch(r"\w[\w.+=-]*", name):
             raise ConfigError(
                 expected="a run name of letters, digits and . _ + = - that starts with a letter or digit",
@@ -68,7 +69,9 @@ class RunDirectory:
                     do="choose another name, or resume that run",
                 ) from None
             sync(root)
-        return cls(path)
+        run = cls(path)
+        run.lock()
+        return run
 
     @classmethod
     def create_numbered(cls, root: Path, stem: str) -> Self:
@@ -86,7 +89,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The directory of a run that exists, checked to be one."""
+        """The directory of a run that exists, to read from; `lock` it to write."""
         run = cls(path)
         if not run.config_path.is_file():
             raise CheckpointError(
@@ -106,7 +109,11 @@ class RunDirectory:
         self.close()
 
     def lock(self) -> None:
+<<<<<<< HEAD
         """Refuse a second process that trains in this directory. The lock ends with its process."""
+=======
+        """Refuse a second process that trains here. The lock ends with this process at the latest."""
+>>>>>>> ckpt
         import fcntl  # not on Windows, where runs can still be read
 
         assert self._lock is None, "this process holds the lock already"
@@ -174,35 +181,43 @@ class RunDirectory:
 
     def metrics(self) -> Metrics:
         """Every complete line of `metrics.jsonl`; a damaged one other than the last is an error."""
-        if not self.metrics_path.exists():
-            return Metrics([], half_line=False)
         whole, half_line = _whole_lines(self.metrics_path)
         return Metrics([_object(self.metrics_path, n, line) for n, line in enumerate(whole, 1)], half_line)
 
     def rewind(self, step: int) -> None:
+<<<<<<< HEAD
         """Drop half lines and what metrics and log say about steps after `step`."""
+=======
+        """Go back to `step`: drop half lines, lines of later steps, and the summary of an earlier end."""
+        assert self._lock, "lock the run before rewinding it"
+>>>>>>> ckpt
         assert not self._appending, "rewind before anything is appended"
-        if self.metrics_path.exists():
-            whole, _ = _whole_lines(self.metrics_path)
-            kept = [
-                line for line, entry in zip(whole, self.metrics().lines, strict=True) if entry["step"] <= step
-            ]
-            write_whole(self.metrics_path, b"".join(kept))
-        if self.log_path.exists():
-            whole, _ = _whole_lines(self.log_path)
-            steps = [LOG_STEP.match(line) for line in whole]
-            kept = [
-                line for line, match in zip(whole, steps, strict=True) if not match or int(match[1]) <= step
-            ]
-            write_whole(self.log_path, b"".join(kept))
+        with writing(self.summary_path):
+            self.summary_path.unlink(missing_ok=True)
+        steps = [entry["step"] for entry in self.metrics().lines]
+        _keep_lines(self.metrics_path, [number <= step for number in steps])
+        matches = [LOG_STEP.match(line) for line in _whole_lines(self.log_path)[0]]
+        _keep_lines(self.log_path, [match is None or int(match[1]) <= step for match in matches])
 
     def _append(self, path: Path, line: str) -> None:
         assert self._lock, f"lock the run before writing {path.name}"
         with writing(path):
             if path not in self._appending:
-                assert not path.exists() or not _whole_lines(path)[1], f"rewind before going on with {path}"
-                self._appending[path] = path.open("a", encoding="utf-8", buffering=1)
-            self._appending[path].write(line + "\n")
+                assert not _whole_lines(path)[1], f"rewind before going on with {path}"
+                self._appending[path] = path.open("ab", buffering=0)
+            _append_whole(self._appending[path], f"{line}\n".encode())
+
+
+def _append_whole(file: FileIO, content: bytes) -> None:
+    """Append all of it or, when the system refuses, nothing."""
+    start = file.seek(0, os.SEEK_END)
+    rest = memoryview(content)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(start)
+        raise
 
 
 def _finite(value: Any) -> Any:
@@ -237,13 +252,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _whole_lines(path: Path) -> tuple[list[bytes], bool]:
-    """The lines that end, each with its newline, and whether half a line follows them."""
+    """The lines that end, each with its newline, and whether half a line follows; no file has none."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        *lines, rest = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], False
     except OSError as error:
         raise _damaged(path, error.strerror or str(error)) from error
-    half_line = bool(lines) and not lines[-1].endswith(b"\n")
-    return lines[: len(lines) - half_line], half_line
+    return [line + b"\n" for line in lines], bool(rest)
+
+
+def _keep_lines(path: Path, wanted: list[bool]) -> None:
+    """Rewrite a file that grows with only the wanted of its whole lines."""
+    if path.exists():
+        lines, _ = _whole_lines(path)
+        write_whole(path, b"".join(line for line, keep in zip(lines, wanted, strict=True) if keep))
 
 
 def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
