@@ -109,11 +109,7 @@ class RunDirectory:
         self.close()
 
     def lock(self) -> None:
-<<<<<<< HEAD
-        """Refuse a second process that trains in this directory. The lock ends with its process."""
-=======
         """Refuse a second process that trains here. The lock ends with this process at the latest."""
->>>>>>> ckpt
         import fcntl  # not on Windows, where runs can still be read
 
         assert self._lock is None, "this process holds the lock already"
@@ -185,12 +181,8 @@ class RunDirectory:
         return Metrics([_object(self.metrics_path, n, line) for n, line in enumerate(whole, 1)], half_line)
 
     def rewind(self, step: int) -> None:
-<<<<<<< HEAD
-        """Drop half lines and what metrics and log say about steps after `step`."""
-=======
         """Go back to `step`: drop half lines, lines of later steps, and the summary of an earlier end."""
         assert self._lock, "lock the run before rewinding it"
->>>>>>> ckpt
         assert not self._appending, "rewind before anything is appended"
         with writing(self.summary_path):
             self.summary_path.unlink(missing_ok=True)
