@@ -95,7 +95,10 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
 
 
 def shard_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.bin*"))
+    try:
+        return sum(path.stat().st_size for path in directory.glob("*.bin*"))
+    except FileNotFoundError:  # one has just been renamed
+        return 0
 
 
 def large_input(gigabytes: float) -> None:
