@@ -11,6 +11,7 @@ import pickle
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -93,6 +94,7 @@ def _rank_main(
     with_group: bool,
 ) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
     try:
         function, args = pickle.loads(payload)
         if with_group:

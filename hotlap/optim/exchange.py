@@ -7,6 +7,7 @@ this rank's own updates of chunk i, (owned, rows, cols); `apply(i, updates)` tak
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ Compute = Callable[[int], Tensor]
 Apply = Callable[[int, Tensor], None]
 # Told "compute", "gather-start", "wait" or "apply" and the index of the chunk, just before that happens.
 OnEvent = Callable[[str, int], None]
+
+# Newer versions of torch call it by another name and warn about the old one.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def run_alone(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
@@ -50,7 +54,7 @@ def run_overlapped(
         own = _fill_slots(compute(index), chunk)
         updates = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
         on_event("gather-start", index)
-        gathering = dist.all_gather_into_tensor(updates, own, group=process_group, async_op=True)
+        gathering = _all_gather(updates, own, group=process_group, async_op=True)
         if in_flight:
             finish(*in_flight)
         in_flight = (index, gathering, updates)
@@ -88,7 +92,7 @@ def gather_all(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | Non
     own = _fill_slots(own, chunk)
     world_size = dist.get_world_size(process_group)
     gathered = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
-    dist.all_gather_into_tensor(gathered, own, group=process_group)
+    _all_gather(gathered, own, group=process_group)
     return gathered[: len(chunk.members)]
 
 
