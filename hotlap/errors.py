@@ -37,3 +37,7 @@ class CheckpointError(HotlapError):
 
 class TrainingError(HotlapError):
     """A run that cannot go on: a loss that is not finite, a rank that died."""
+
+
+class ReportError(HotlapError):
+    """A run directory or a set of runs that a report cannot be made of."""

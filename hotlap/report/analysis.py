@@ -1,0 +1,289 @@
+"""What a set of runs says: runs grouped by label, figures per label, one verdict per label against the first.
+
+One metric decides, chosen by how the runs were set up and never by how they came out: time to target where
+they had one, else final bits per byte, else final loss. The other metrics are described but not judged, so
+that looking at many of them cannot find a winner by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hotlap.errors import ReportError
+from hotlap.report import stats
+from hotlap.report.runs import Run
+from hotlap.report.stats import Summary, Waits
+from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
+from hotlap.settings import diff, flatten, updated
+
+LOSS = Metric("loss", "final loss", "nats", 4)
+BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)
+TIME = Metric("train_s", "time to target", "s", 1)
+TOKENS = Metric("tokens", "tokens to target", "tokens", 0)
+SPEED = Metric("tokens_per_s", "speed", "tokens/s", 0, lower_is_better=False)
+METRICS = {metric.key: metric for metric in (BPB, LOSS, TIME, TOKENS, SPEED)}
+
+# A pair of runs shares weights and data only where these settings agree; with fewer pairs the degrees of
+# freedom that pairing costs outweigh the spread that it removes.
+PAIRED_BY = ("model.", "data.", "batch.", "size")
+FEWEST_PAIRS = 5
+
+RunsByLabel = Mapping[str, Sequence[Run]]
+
+
+@dataclass(frozen=True)
+class Target:
+    kind: Literal["loss", "bpb"]
+    value: float
+
+    @property
+    def field(self) -> str:
+        return f"val_{self.kind}"
+
+    def __str__(self) -> str:
+        return f"{'validation loss' if self.kind == 'loss' else 'bits/byte'} of {self.value:g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    runs: int
+    values: Mapping[str, Summary]  # by metric key; of those that every counted run has
+    waits: Mapping[str, Waits]  # `train_s` and `tokens`, where there is a target
+    below_target_p: float | None  # one-sided test "mean ≤ target"; None without a target
+    verdict: Verdict | None  # None for the first label, or where there is nothing to compare
+
+
+@dataclass(frozen=True)
+class Analysis:
+    metric: Metric
+    target: Target | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def has_comparison(self) -> bool:
+        return any(row.verdict for row in self.rows)
+
+
+def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs whose configurations differ in the seed only, together under a name that tells them apart."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if updated(group[0].config, {"seed": run.config.seed}) == run.config:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    first_of_recipe: dict[str, Run] = {}
+    labelled: dict[str, list[Run]] = {}
+    for group in groups:
+        config = group[0].config
+        name = config.recipe or group[0].name
+        parent = first_of_recipe.setdefault(name, group[0])
+        changes = [c for c in diff(parent.config, config) if c.name != "seed"]
+        label = ":".join([name, ",".join(f"{c.name}={c.after}" for c in changes[:2])]) if changes else name
+        label += f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+        while label in labelled:
+            label += "′"
+        labelled[label] = sorted(group, key=lambda run: run.config.seed)
+    return labelled
+
+
+def common_target(runs: Sequence[Run]) -> Target | None:
+    """The target that all runs had; None where they had none, or not the same one."""
+    wanted = {(run.config.evaluation.target_bpb, run.config.evaluation.target_loss) for run in runs}
+    if len(wanted) != 1:
+        return None
+    ((bpb, loss),) = wanted
+    if bpb is not None:
+        return Target("bpb", bpb)
+    return None if loss is None else Target("loss", loss)
+
+
+def waits_of(runs: Sequence[Run], target: Target, field: str, longest: float) -> Waits:
+    """Time or tokens until the first validation at the target.
+
+    A run that has not reached it is censored where it stands, and a diverged one after all others: to leave
+    the race early must not look as if it might soon have arrived.
+    """
+    until, reached = [], []
+    for run in runs:
+        hits = np.flatnonzero(run.validation[target.field] <= target.value)
+        reached.append(bool(hits.size))
+        if hits.size:
+            until.append(float(run.validation[field][hits[0]]))
+        elif run.status == "diverged":
+            until.append(longest)
+        else:
+            until.append(run.train_s if field == "train_s" else run.tokens)
+    return Waits(np.array(until, dtype=np.float64), np.array(reached, dtype=np.bool_))
+
+
+def pairing_holds(baseline: Sequence[Run], candidate: Sequence[Run]) -> bool:
+    """Whether equal seeds mean equal data (and equal weights at the start): a matter of design, not of p."""
+    seeds = [run.config.seed for run in baseline]
+    return (
+        len(set(seeds)) == len(seeds) >= FEWEST_PAIRS
+        and seeds == [run.config.seed for run in candidate]
+        and not any(
+            change.name.startswith(PAIRED_BY) for change in diff(baseline[0].config, candidate[0].config)
+        )
+    )
+
+
+def analyse(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
+    """Labels in their order; the first is what the others are compared with."""
+    everything = [run for runs in runs_by_label.values() for run in runs]
+    if not everything:
+        raise ReportError(expected="at least one run", found="none", do="train one first")
+    target = common_target(everything)
+    final = {label: [run for run in runs if run.is_final] for label, runs in runs_by_label.items()}
+    chosen = _metric(metric, target, [run for runs in final.values() for run in runs])
+    longest = {
+        "train_s": max(run.train_s for run in everything),
+        "tokens": max(run.tokens for run in everything),
+    }
+    waits = {
+        label: {field: waits_of(runs, target, field, longest[field]) for field in longest} if target else {}
+        for label, runs in runs_by_label.items()
+    }
+    # Runs that are not final still count as censored waits, but have no final loss or speed.
+    counted = dict(runs_by_label) if chosen.key in longest else final
+    verdicts = _verdicts(chosen, counted, waits)
+    rows = tuple(
+        Row(
+            label=label,
+            runs=len(runs),
+            values={
+                key: stats.summarize(_values(final[label], key)) for key in ("bpb", "loss", "tokens_per_s")
+            },
+            waits=waits[label],
+            below_target_p=stats.mean_below(_values(final[label], target.kind), target.value)
+            if target
+            else None,
+            verdict=verdicts.get(label),
+        )
+        for label, runs in runs_by_label.items()
+    )
+    return Analysis(chosen, target, rows, tuple(_notes(runs_by_label)))
+
+
+def _metric(asked: str | None, target: Target | None, final: Sequence[Run]) -> Metric:
+    if asked is not None:
+        known = [key for key in METRICS if target or key not in ("train_s", "tokens")]
+        if asked not in known:
+            raise ReportError(
+                expected=f"a metric ({', '.join(known)})", found=f"`{asked}`", do="choose one of those"
+            )
+        return METRICS[asked]
+    if target:
+        return TIME
+    return BPB if all(math.isfinite(run.last("val_bpb")) for run in final) else LOSS
+
+
+def _value(run: Run, key: str) -> float:
+    return run.tokens_per_s if key == "tokens_per_s" else run.last(f"val_{key}")
+
+
+def _with_value(runs: Sequence[Run], key: str) -> list[Run]:
+    return [run for run in runs if math.isfinite(_value(run, key))]
+
+
+def _values(runs: Sequence[Run], key: str) -> list[float]:
+    return [_value(run, key) for run in _with_value(runs, key)]
+
+
+def _verdicts(
+    metric: Metric, runs_by_label: RunsByLabel, waits: Mapping[str, Mapping[str, Waits]]
+) -> dict[str, Verdict]:
+    is_wait = metric.key in ("train_s", "tokens")
+    counted = {
+        label: runs if is_wait else _with_value(runs, metric.key) for label, runs in runs_by_label.items()
+    }
+    baseline, *candidates = counted
+    if not candidates:
+        return {}
+    pairs = [pairing_holds(counted[baseline], counted[label]) for label in candidates]
+    if is_wait:
+        found = judge_waits(
+            metric, waits[baseline][metric.key], [waits[label][metric.key] for label in candidates], pairs
+        )
+    else:
+        values = {label: _values(runs, metric.key) for label, runs in counted.items()}
+        found = judge(metric, values[baseline], [values[label] for label in candidates], pairs)
+    return dict(zip(candidates, found, strict=True))
+
+
+def _notes(runs_by_label: RunsByLabel) -> list[str]:
+    notes = []
+    for label, runs in runs_by_label.items():
+        for status in ("running", "interrupted", "diverged"):
+            names = [run.name for run in runs if run.status == status]
+            counts = (
+                "counts with its last finite validation" if status == "diverged" else "has no final loss yet"
+            )
+            if names:
+                notes.append(f"{label}: {status}: {', '.join(names)} ({counts})")
+        seeds = [run.config.seed for run in runs]
+        if len(set(seeds)) < len(seeds):
+            notes.append(f"{label}: some seeds ran more than once; such runs are not independent")
+        notes.extend(f"{run.name}: {note}" for run in runs for note in run.notes)
+    return notes
+
+
+def settings_that_differ(runs_by_label: RunsByLabel) -> list[tuple[str, list[Any]]]:
+    """(setting, its value under each label), for the settings that are not the same everywhere."""
+    flat = [flatten(updated(runs[0].config, {"seed": 0})) for runs in runs_by_label.values()]
+    return [
+        (name, [values[name] for values in flat])
+        for name in flat[0]
+        if any(values[name] != flat[0][name] for values in flat)
+    ]
+
+
+def to_json(analysis: Analysis) -> dict[str, Any]:
+    """Plain data with null for what is not known: what other tools and tables read."""
+    rows = []
+    for row in analysis.rows:
+        waits = {
+            key: {"reached": int(w.reached.sum()), "runs": w.count, "median": stats.median_wait(w)}
+            for key, w in row.waits.items()
+        }
+        values = {key: asdict(summary) for key, summary in row.values.items()}
+        verdict = asdict(row.verdict) if row.verdict else None
+        below = row.below_target_p
+        rows.append(
+            {
+                "label": row.label,
+                "runs": row.runs,
+                **values,
+                "to_target": waits,
+                "below_target_p": below,
+                "verdict": verdict,
+            }
+        )
+    target = asdict(analysis.target) if analysis.target else None
+    plain: dict[str, Any] = finite(
+        {"metric": analysis.metric.key, "target": target, "rows": rows, "notes": list(analysis.notes)}
+    )
+    return plain
+
+
+def finite(data: Any) -> Any:
+    """A copy for strict JSON: nan and infinities become null, tuples and arrays lists."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    if isinstance(data, np.ndarray):
+        return finite(data.tolist())
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data

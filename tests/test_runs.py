@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pytest
+
+from hotlap.errors import ReportError
+from hotlap.report.runs import find_runs, load_run
+from tests.synthetic_runs import append_metrics, make_run
+
+
+def test_a_run_is_read_as_written(tmp_path):
+    run = load_run(make_run(tmp_path / "a", steps=50, final_loss=3.25, seed=7))
+    assert (run.name, run.config.seed, run.config.recipe, run.status) == ("a", 7, "softcap", "finished")
+    assert run.train["step"].tolist() == list(range(1, 51))
+    assert run.validation["step"].tolist() == [0, 10, 20, 30, 40, 50]
+    assert run.last("val_loss") == pytest.approx(3.25)
+    assert run.train_s == pytest.approx(5.0)
+    assert run.tokens == 50 * 512
+    assert run.tokens_per_s == pytest.approx(5120)
+    assert run.samples[0].text.startswith("The state")
+    assert run.environment["device"] == "cpu"
+    assert run.notes == ()
+    assert run.is_final
+
+
+def test_a_run_still_going_has_no_summary_and_may_have_no_metrics_yet(tmp_path):
+    directory = make_run(tmp_path / "a", status=None)
+    assert load_run(directory).status == "running"
+    assert not load_run(directory).is_final
+    (directory / "metrics.jsonl").unlink()
+    run = load_run(directory)
+    assert run.train["loss"].size == 0
+    assert run.train_s == 0
+    assert np.isnan(run.last("val_loss"))
+    assert np.isnan(run.tokens_per_s)
+
+
+def test_a_half_line_at_the_end_is_left_out_and_noted(tmp_path):
+    directory = make_run(tmp_path / "a", steps=10, status=None)
+    whole = load_run(directory)
+    file = directory / "metrics.jsonl"
+    lines = file.read_text().count("\n")
+    with file.open("ab") as out:
+        out.write('{"kind": "sample", "text": "é'.encode()[:-1])
+    run = load_run(directory)
+    assert run.train["loss"].tolist() == whole.train["loss"].tolist()
+    assert run.notes == (f"metrics.jsonl: line {lines + 1}, the last, is incomplete and left out",)
+
+
+def test_a_whole_last_line_without_its_newline_counts(tmp_path):
+    directory = make_run(tmp_path / "a", steps=10)
+    file = directory / "metrics.jsonl"
+    file.write_text(file.read_text().rstrip("\n"))
+    run = load_run(directory)
+    assert len(run.samples) == 1
+    assert run.notes == ()
+
+
+@pytest.mark.parametrize(
+    "line, part",
+    [
+        ("{oops", "JSON object"),
+        ("[1, 2]", "`kind`"),
+        ('{"step": 3}', "`kind`"),
+        ('{"kind": "train", "step": 3}', "number as `loss`"),
+        ('{"kind": "validation", "step": 3, "val_loss": "low"}', "number as `val_loss`"),
+        ("", "JSON object"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, part):
+    directory = make_run(tmp_path / "a", steps=10)
+    file = directory / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines[4] = line
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ReportError, match=part) as caught:
+        load_run(directory)
+    assert "metrics.jsonl:5" in str(caught.value)
+
+
+def test_null_and_nan_numbers(tmp_path):
+    run = load_run(make_run(tmp_path / "a", has_bpb=False))
+    assert np.isnan(run.last("val_bpb"))
+    append_metrics(
+        run.directory,
+        [{"kind": "validation", "step": 60, "val_loss": float("nan"), "tokens": 1, "train_s": 9}],
+    )
+    assert load_run(run.directory).last("val_loss") == pytest.approx(3.3)
+
+
+def test_resumes_are_kept(tmp_path):
+    directory = make_run(tmp_path / "a")
+    append_metrics(directory, [{"kind": "resume", "step": 20, "world_size": 2}])
+    assert load_run(directory).resumed_at == (20,)
+
+
+@pytest.mark.parametrize(
+    "name, text, part",
+    [
+        ("config.json", "{", "config.json:1"),
+        ("config.json", "{}", "recipe"),
+        ("summary.json", "[]", "a JSON object"),
+        ("summary.json", "{}", "status"),
+        ("environment.json", "\x00", "environment.json"),
+    ],
+)
+def test_other_damaged_files_are_named(tmp_path, name, text, part):
+    directory = make_run(tmp_path / "a")
+    (directory / name).write_text(text)
+    with pytest.raises(ReportError, match=part) as caught:
+        load_run(directory)
+    assert name in str(caught.value)
+
+
+def test_runs_are_found_below_a_race(tmp_path):
+    for name in ("race/b-0", "race/a-0", "race/deep/c-0", "alone"):
+        make_run(tmp_path / name)
+    found = find_runs([tmp_path / "alone", tmp_path / "race", tmp_path / "alone"])
+    assert [path.name for path in found] == ["alone", "a-0", "b-0", "c-0"]
+
+
+def test_a_directory_without_runs_is_refused(tmp_path):
+    with pytest.raises(ReportError, match=r"without config\.json"):
+        find_runs([tmp_path])
+    with pytest.raises(ReportError, match="no directory"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_json_of_the_builder_matches_the_contract(tmp_path):
+    directory = make_run(tmp_path / "a", steps=10)
+    kinds = {json.loads(line)["kind"] for line in (directory / "metrics.jsonl").read_text().splitlines()}
+    assert kinds == {"train", "validation", "sample"}
