@@ -229,7 +229,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             found=f"{content.get('format')} version {content.get('version')}",
             do="read it with the version of Hotlap that wrote it",
         )
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def _verify(path: Path, manifest: Mapping[str, Any]) -> None:
