@@ -1,12 +1,13 @@
 """Kills processes that save checkpoints, and checks after each that a complete one can be loaded.
 
 Run as `python -m tests.killed_saves DIRECTORY steadily KILLS SEED` (SIGKILL after random delays) or
-`… DIRECTORY everywhere` (the process ends right before, and right after, each thing it asks of the disk).
+`… DIRECTORY everywhere` (the process ends before each thing it asks of the disk).
 Importing torch takes long, so one process imports it and forks those that die.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -22,23 +23,21 @@ import torch
 from hotlap.train import checkpoint as store
 from hotlap.train.checkpoint import Checkpoint
 
+GROUPS = {"model": 0.0, "optimizer": 0.5}  # name → what its numbers are above the step
 
-def checkpoint(step: int, history: int) -> Checkpoint:
+
+def checkpoint(step: int, history: int, numbers: int = 200_000) -> Checkpoint:
     """A checkpoint whose every number tells which one it is, large enough to be killed while writing."""
-    groups = {
-        group: {"weight": torch.full((200_000,), step + index / 8)}
-        for index, group in enumerate(("model", "optimizer"))
-    }
+    groups = {group: {"weight": torch.full((numbers,), step + above)} for group, above in GROUPS.items()}
     return Checkpoint(step, groups, {"step": step, "history": history, "val_loss": 1.0 / (1 + step)})
 
 
 def check_whole(directory: Path) -> Checkpoint:
     newest, passed_over = store.load_latest(directory)
     assert not passed_over
-    expected = checkpoint(newest.step, 0)
     assert newest.state["step"] == newest.step
-    for group, tensors in expected.tensors.items():
-        assert torch.equal(newest.tensors[group]["weight"], tensors["weight"])
+    for group, above in GROUPS.items():
+        assert (newest.tensors[group]["weight"] == newest.step + above).all()
     for path in store.stored(directory).values():
         store.load(path)
     return newest
@@ -84,20 +83,17 @@ def kill_steadily(directory: Path, kills: int, seed: int) -> None:
 DISK_CALLS = [(os, "fsync"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (store, "save_file")]
 
 
-def end_before_or_after(call_number: int, before: bool) -> None:
-    """From now on, end the process at its `call_number`-th request to the disk."""
+def end_before(call_number: int) -> None:
+    """From now on, end the process instead of its `call_number`-th request to the disk."""
     count = 0
 
     def fatal(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
-            if before and count == call_number:
-                os._exit(9)
-            result = original(*args, **kwargs)
             if count == call_number:
                 os._exit(9)
-            return result
+            return original(*args, **kwargs)
 
         return wrapped
 
@@ -106,30 +102,27 @@ def end_before_or_after(call_number: int, before: bool) -> None:
 
 
 def kill_everywhere(directory: Path) -> None:
-    """Two saves that replace a step and prune another, ended at every point of them."""
+    """Two saves, one that replaces a step and one that prunes it, ended at every point of them."""
     os.fsync = lambda _: None  # a killed process, unlike a power cut, loses nothing that was written
-    points = 0
-    for before in (True, False):
-        for call_number in range(1, 1000):
-            shutil.rmtree(directory, ignore_errors=True)
-            store.save(directory, checkpoint(3, 0), keep=1)
+    for call_number in itertools.count(1):
+        shutil.rmtree(directory, ignore_errors=True)
+        store.save(directory, checkpoint(3, 0, 10), keep=1)
 
-            def replace_and_go_on(call_number: int = call_number, before: bool = before) -> None:
-                end_before_or_after(call_number, before)
-                store.save(directory, checkpoint(3, 1), keep=1)
-                store.save(directory, checkpoint(4, 1), keep=1)
+        def replace_and_go_on(call_number: int = call_number) -> None:
+            end_before(call_number)
+            store.save(directory, checkpoint(3, 1, 10), keep=1)
+            store.save(directory, checkpoint(4, 1, 10), keep=1)
 
-            _, status = os.waitpid(in_child(replace_and_go_on), 0)
-            check_whole(directory)
-            if os.waitstatus_to_exitcode(status) == 0:
-                break
-            assert os.waitstatus_to_exitcode(status) == 9
-            points += 1
-            # The next save sweeps up whatever state the kill left behind.
-            store.save(directory, checkpoint(3, 2), keep=1)
-            assert [path.name for path in directory.iterdir()] == ["step-000003"]
-            assert check_whole(directory).state["history"] == 2
-    print(f"points={points}")
+        _, status = os.waitpid(in_child(replace_and_go_on), 0)
+        check_whole(directory)
+        if os.waitstatus_to_exitcode(status) == 0:
+            print(f"points={call_number - 1}")
+            return
+        assert os.waitstatus_to_exitcode(status) == 9
+        # The next save sweeps up whatever the killed one left behind.
+        store.save(directory, checkpoint(3, 2, 10), keep=1)
+        assert [path.name for path in directory.iterdir()] == ["step-000003"]
+        assert check_whole(directory).state["history"] == 2
 
 
 if __name__ == "__main__":
