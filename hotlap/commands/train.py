@@ -6,10 +6,9 @@ import argparse
 import json
 
 from hotlap.cli import Parser
-from hotlap.commands.recipes import shown
 from hotlap.config import Config
 from hotlap.recipes import SIZES, find_recipe, resolve
-from hotlap.settings import describe_type, flatten, parse, settings_of, to_json, updated
+from hotlap.settings import describe_type, flatten, parse, settings_of, shown, to_json, updated
 from hotlap.terminal import make_console
 
 
