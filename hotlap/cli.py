@@ -22,6 +22,8 @@ COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
     "data": "prepare, inspect and list token data",
+    "report": "write one page of one or many runs: curves, statistics, verdicts",
+    "watch": "follow a run in the browser while it trains",
     "doctor": "say what a run would use on this machine",
 }
 

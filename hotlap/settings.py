@@ -173,6 +173,17 @@ def describe_type(annotation: Any) -> str:
     return {int: "whole number", float: "number", bool: "true or false", str: "text"}[annotation]
 
 
+def shown(value: Any) -> str:
+    """A setting's value as a user would write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return ",".join(f"{key}={number:g}" for key, number in value.items()) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _replace(config: C, changes: Mapping[str, Any]) -> C:
     here: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}

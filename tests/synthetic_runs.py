@@ -105,13 +105,14 @@ def make_run(
     final_loss: float = 3.3,
     step_s: float = 0.1,
     status: str | None = "finished",
+    started: str = "2026-01-01T00:00:00Z",
     **curve: Any,
 ) -> Path:
     """Writes a run directory; `status=None` leaves it without a summary, as a run that is still going."""
     directory.mkdir(parents=True)
     config = updated(resolve(recipe, "pico"), {"seed": seed, "schedule.steps": steps, **(changes or {})})
     (directory / "config.json").write_text(json.dumps(to_json(config)))
-    (directory / "environment.json").write_text(json.dumps(environment()))
+    (directory / "environment.json").write_text(json.dumps({**environment(), "started": started}))
     lines = metric_lines(steps=steps, final_loss=final_loss, step_s=step_s, seed=seed, **curve)
     append_metrics(directory, lines)
     if status:
@@ -138,10 +139,13 @@ def append_metrics(directory: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def make_race(
-    directory: Path, losses: dict[str, Sequence[float]], changes: dict[str, dict[str, Any]] | None = None
+    directory: Path,
+    losses: dict[str, Sequence[float]],
+    changes: dict[str, dict[str, Any]] | None = None,
+    **run: Any,
 ) -> Path:
     """One run a recipe and seed, `losses[label]` being the final losses of seeds 0, 1, …"""
-    for label, finals in losses.items():
+    for position, (label, finals) in enumerate(losses.items()):
         for seed, final in enumerate(finals):
             make_run(
                 directory / f"{label}-{seed}",
@@ -150,5 +154,7 @@ def make_race(
                 changes=(changes or {}).get(label),
                 final_loss=final,
                 step_s=0.1 * (1 + 0.01 * seed),
+                started=f"2026-01-01T{seed:02}:{position:02}:00Z",
+                **run,
             )
     return directory

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hotlap.errors import ReportError
-from hotlap.report.runs import find_runs, load_run
+from hotlap.report.runs import load_run, load_runs
 from tests.synthetic_runs import append_metrics, make_run
 
 
@@ -112,18 +112,18 @@ def test_other_damaged_files_are_named(tmp_path, name, text, part):
     assert name in str(caught.value)
 
 
-def test_runs_are_found_below_a_race(tmp_path):
-    for name in ("race/b-0", "race/a-0", "race/deep/c-0", "alone"):
-        make_run(tmp_path / name)
-    found = find_runs([tmp_path / "alone", tmp_path / "race", tmp_path / "alone"])
-    assert [path.name for path in found] == ["alone", "a-0", "b-0", "c-0"]
+def test_runs_below_a_directory_come_as_they_started(tmp_path):
+    for name, minute in (("race/b-0", 1), ("race/a-0", 2), ("race/deep/c-0", 0), ("alone", 9)):
+        make_run(tmp_path / name, started=f"2026-01-01T00:0{minute}:00Z")
+    runs = load_runs([tmp_path / "alone", tmp_path / "race", tmp_path / "alone"])
+    assert [run.name for run in runs] == ["alone", "c-0", "b-0", "a-0"]
 
 
 def test_a_directory_without_runs_is_refused(tmp_path):
     with pytest.raises(ReportError, match=r"without config\.json"):
-        find_runs([tmp_path])
+        load_runs([tmp_path])
     with pytest.raises(ReportError, match="no directory"):
-        find_runs([tmp_path / "nowhere"])
+        load_runs([tmp_path / "nowhere"])
 
 
 def test_json_of_the_builder_matches_the_contract(tmp_path):

@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from hotlap.cli import Parser
 from hotlap.recipes import RECIPES, SIZES, Recipe, find_recipe, resolve
-from hotlap.settings import diff, flatten, to_json
+from hotlap.settings import diff, flatten, shown, to_json
 from hotlap.terminal import make_console
 
 
@@ -41,17 +41,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _tree(console)
     return 0
-
-
-def shown(value: Any) -> str:
-    """A setting's value as a user would write it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items()) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _tree(console: Console) -> None:

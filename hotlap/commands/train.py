@@ -12,11 +12,20 @@ from rich.console import Console
 from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands.recipes import shown
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
-from hotlap.settings import describe_type, diff, flatten, from_json, parse, settings_of, to_json, updated
+from hotlap.settings import (
+    describe_type,
+    diff,
+    flatten,
+    from_json,
+    parse,
+    settings_of,
+    shown,
+    to_json,
+    updated,
+)
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:

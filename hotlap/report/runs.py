@@ -8,7 +8,7 @@ names file and line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,24 +92,32 @@ class Run:
         return self.tokens / self.train_s if self.train_s > 0 else float("nan")
 
 
-def find_runs(paths: list[Path]) -> list[Path]:
-    """Run directories: those given, and those one or two levels below a directory that is not itself one."""
-    found: list[Path] = []
+def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
+    """For each path the run directories meant: itself, or those one or two levels below it."""
+    found = []
     for path in paths:
         if (path / "config.json").is_file():
-            found.append(path)
+            found.append([path])
             continue
-        below = sorted(
-            config.parent for pattern in ("*/config.json", "*/*/config.json") for config in path.glob(pattern)
-        )
-        if not below:
+        configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
+        if not configs:
             raise ReportError(
                 expected="a run directory, or a directory of them",
                 found=f"{path} without config.json" if path.is_dir() else f"no directory {path}",
                 do="give one that `hotlap train` has written",
             )
-        found.extend(below)
-    return list(dict.fromkeys(found))
+        found.append([config.parent for config in configs])
+    return found
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in or below each path, each once: in the order given, and below one path as they started."""
+    loaded: dict[Path, Run] = {}
+    for directories in find_runs(paths):
+        runs = [load_run(directory) for directory in directories]
+        for run in sorted(runs, key=lambda run: (str(run.environment.get("started", "")), run.name)):
+            loaded.setdefault(run.directory.resolve(), run)
+    return list(loaded.values())
 
 
 def load_run(directory: Path) -> Run:

@@ -1,0 +1,52 @@
+"""`hotlap report RUN…`: one HTML file of one or many runs, and the verdicts on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import webbrowser
+from pathlib import Path
+
+from hotlap.cli import Parser
+from hotlap.terminal import make_console
+
+
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="a run directory, or one that holds runs"
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="default: report.html in the first RUN")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="also write the main plot as a PNG")
+    parser.add_argument("--title", help="default: the name of the first RUN")
+    parser.add_argument("--metric", help="what the verdict goes by; default: time to target, else final loss")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser")
+    parser.add_argument("--json", action="store_true", help="print the statistics as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from hotlap.report.analysis import analyse, label_runs, to_json
+    from hotlap.report.page import write_report
+    from hotlap.report.picture import write_picture
+    from hotlap.report.runs import load_runs
+
+    runs_by_label = label_runs(load_runs(args.runs))
+    analysis = analyse(runs_by_label, args.metric)
+    title = args.title or args.runs[0].resolve().name
+    out = args.out or args.runs[0] / "report.html"
+    if args.png:
+        write_picture(runs_by_label, args.png, title)
+    write_report(runs_by_label, out, title, metric=args.metric)
+    console = make_console()
+    if args.json:
+        console.print_json(json.dumps(to_json(analysis)))
+    else:
+        for row in analysis.rows:
+            if row.verdict:
+                console.print(f"{row.label}: {row.verdict.words}", markup=False, soft_wrap=True)
+        for note in analysis.notes:
+            console.print(f"note: {note}", markup=False, soft_wrap=True)
+        for written in filter(None, (out, args.png)):
+            console.print(f"wrote {written}", markup=False, soft_wrap=True)
+    if args.open:
+        webbrowser.open(out.resolve().as_uri())
+    return 0

@@ -1,0 +1,103 @@
+"""`hotlap watch`: the report of a run that is still going, served to this machine only and kept up to date.
+
+The server reads the run directory and nothing else, and answers only on the loopback address and to requests
+that name it: another web page must not read a run through a host name of its own that points here.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from hotlap.errors import HotlapError, ReportError
+from hotlap.report.analysis import label_runs
+from hotlap.report.page import build_content, render_page
+from hotlap.report.runs import load_run
+
+LOOPBACK = "127.0.0.1"
+NEWS = "/news.json"
+WATCHED = ("config.json", "environment.json", "metrics.jsonl", "summary.json")
+
+
+class LiveServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, directory: Path, port: int = 0) -> None:
+        """Port 0 takes a free one. Fails at once where the directory is not a run."""
+        load_run(directory)
+        self.directory = directory
+        try:
+            super().__init__((LOOPBACK, port), LiveHandler)
+        except (OSError, OverflowError) as error:
+            raise ReportError(
+                expected=f"a port to listen on, {port} on {LOOPBACK}",
+                found=str(error),
+                do="give another --port",
+            ) from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+    def version(self) -> str:
+        """Changes whenever a file of the run does."""
+        parts = []
+        for name in WATCHED:
+            path = self.directory / name
+            if path.exists():
+                facts = path.stat()
+                parts.append(f"{name}-{facts.st_size}-{facts.st_mtime_ns}")
+        return "_".join(parts)
+
+
+class LiveHandler(BaseHTTPRequestHandler):
+    server: LiveServer
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in {
+            f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")
+        }:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"This page is for this machine only.\n")
+            return
+        url = urlsplit(self.path)
+        if url.path == "/":
+            self._page()
+        elif url.path == NEWS:
+            self._news(parse_qs(url.query).get("version", [""])[0])
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There is one page here: /\n")
+
+    def _page(self) -> None:
+        try:
+            run = load_run(self.server.directory)
+            page = render_page(label_runs([run]), run.name, live_url=NEWS)
+        except HotlapError as mistake:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{mistake}\n".encode())
+            return
+        self._answer(HTTPStatus.OK, "text/html", page.encode())
+
+    def _news(self, known_version: str) -> None:
+        # Taken before reading: lines that arrive meanwhile make the next question find another version.
+        version = self.server.version()
+        if version == known_version:
+            self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
+            return
+        try:
+            news = build_content(label_runs([load_run(self.server.directory)]))
+        except HotlapError as mistake:
+            news = {"error": str(mistake)}
+        self._answer(HTTPStatus.OK, "application/json", json.dumps({**news, "version": version}).encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """The terminal is for the address alone."""

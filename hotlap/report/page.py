@@ -1,0 +1,113 @@
+"""One self-contained HTML file for one run or many: figures, statistics, schedules, samples, configuration.
+
+Style, script and Plotly are embedded, and the page's own security policy forbids every request, so that what
+is written today opens anywhere, any time, without a network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from hotlap.errors import ReportError
+from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.figures import X_AXES, Y_AXES, build_figures
+from hotlap.report.markup import swatch
+from hotlap.report.sections import build_fragments
+
+X_BUTTONS = {"step": "steps", "tokens": "tokens", "train_s": "time"}
+Y_BUTTONS = {"val_loss": "validation loss", "val_bpb": "bits per byte", "loss": "training loss"}
+assert X_BUTTONS.keys() == X_AXES.keys(), "every x axis needs a button"
+assert Y_BUTTONS.keys() == Y_AXES.keys(), "every y axis needs a button"
+
+
+def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict[str, Any]:
+    """What changes while a run goes on: {"figures": …, "fragments": …}, ready for JSON."""
+    analysis = analyse(runs_by_label, metric)
+    return {
+        "figures": build_figures(runs_by_label, analysis),
+        "fragments": build_fragments(runs_by_label, analysis),
+    }
+
+
+def render_page(
+    runs_by_label: RunsByLabel, title: str, *, metric: str | None = None, live_url: str | None = None
+) -> str:
+    """The whole page; with `live_url` it asks that address of its own server for news."""
+    content = build_content(runs_by_label, metric)
+    figures, fragments = content["figures"], content["fragments"]
+    template = Template(_asset("page.html"))
+    return template.substitute(
+        {f"fragment_{name}": html for name, html in fragments.items()},
+        title=escape(title),
+        connect="'self'" if live_url else "'none'",
+        live=escape(live_url or ""),
+        style=_asset("page.css"),
+        plotly=get_plotlyjs(),
+        # `<` is the only character with which text could end the script element that holds it.
+        figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
+        script=_asset("page.js"),
+        legend=_legend(runs_by_label),
+        x_buttons=_switch("x", X_BUTTONS),
+        y_buttons=_switch("y", {key: text for key, text in Y_BUTTONS.items() if key in figures["loss"]}),
+        hide_target="" if figures["target"] else "hidden",
+        hide_notes="" if fragments["notes"] or live_url else "hidden",
+    )
+
+
+def write_report(runs_by_label: RunsByLabel, path: Path, title: str, *, metric: str | None = None) -> None:
+    """Written under a temporary name and moved into place: a reader never sees half a page."""
+    page = render_page(runs_by_label, title, metric=metric)
+    write_atomically(path, page.encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ReportError(
+            expected=f"a place to write {path}", found=str(error.strerror), do="give another --out"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise ReportError(
+            expected=f"a place to write {path}", found=str(error.strerror), do="give another --out"
+        ) from None
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _legend(runs_by_label: RunsByLabel) -> str:
+    """A button a label; one label alone has nothing to hide."""
+    if len(runs_by_label) == 1:
+        return ""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-label="{escape(label)}">'
+        f"{swatch(i)}{escape(label)}</button>"
+        for i, label in enumerate(runs_by_label)
+    )
+    return f'<nav class="legend" aria-label="Show or hide a recipe in every figure">{buttons}</nav>'
+
+
+def _switch(axis: str, buttons: dict[str, str]) -> str:
+    return "".join(
+        f'<button type="button" data-axis="{axis}" data-value="{key}"'
+        f' aria-pressed="{"true" if i == 0 else "false"}">{text}</button>'
+        for i, (key, text) in enumerate(buttons.items())
+    )

@@ -1,0 +1,64 @@
+"""The main plot as a PNG, for a README. Drawn by matplotlib (the `png` extra), so that no browser is needed.
+
+It shows what the page's first figure shows by training time: mean and range of each label, and the target.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from hotlap.errors import ReportError
+from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.figures import X_AXES, Y_AXES, focused_range, mean_and_range, style_of
+from hotlap.report.page import write_atomically
+
+LINESTYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+
+
+def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ReportError(
+            expected="matplotlib for a PNG", found="none", do="install it with `pip install 'hotlap[png]'`"
+        ) from None
+    analysis = analyse(runs_by_label)
+    if analysis.target:
+        y = analysis.target.field
+    else:
+        y = "val_bpb" if analysis.metric.key == "bpb" else "val_loss"
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    _draw_curves(axes, runs_by_label, y, analysis.target.value if analysis.target else None)
+    if analysis.target:
+        axes.axhline(analysis.target.value, color="0.4", linewidth=1, linestyle="--", label="target")
+    axes.set_title(_plain(title))
+    axes.set_xlabel(X_AXES["train_s"])
+    axes.set_ylabel(Y_AXES[y])
+    axes.grid(color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    # Without date and version in the file, the same runs give the same bytes.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    write_atomically(path, buffer.getvalue())
+
+
+def _draw_curves(axes: Any, runs_by_label: RunsByLabel, y: str, target_value: float | None) -> None:
+    ranges = []
+    for index, (label, runs) in enumerate(runs_by_label.items()):
+        color, dash, _ = style_of(index)
+        grid, mean, low, high = mean_and_range(runs, "train_s", y)
+        axes.plot(grid, mean, color=color, linestyle=LINESTYLES[dash], label=_plain(label))
+        axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
+        ranges.append((grid, low, high))
+    focus = focused_range(ranges, target_value)
+    if focus:
+        axes.set_ylim(*focus)
+
+
+def _plain(text: str) -> str:
+    """A dollar sign would start a formula."""
+    return text.replace("$", r"\$")

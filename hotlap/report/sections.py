@@ -1,0 +1,288 @@
+"""The page's text and tables as HTML fragments, one function a section. All text passes through `escape`.
+
+A section that has nothing to show says so in a sentence. The live page replaces fragments one by one, so
+that each stands on its own and keeps nothing but what its arguments say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from hotlap.report import stats
+from hotlap.report.analysis import (
+    BPB,
+    LOSS,
+    SPEED,
+    TIME,
+    TOKENS,
+    Analysis,
+    Row,
+    RunsByLabel,
+    settings_that_differ,
+)
+from hotlap.report.markup import Cell, folded, number, plain_table, sortable_table, swatch
+from hotlap.report.runs import Run
+from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
+from hotlap.report.verdict import Metric
+from hotlap.settings import flatten, shown
+
+
+def build_fragments(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str, str]:
+    return {
+        "headline": headline(runs_by_label),
+        "verdicts": verdicts(analysis),
+        "statistics": statistics(analysis),
+        "runs": runs_table(runs_by_label),
+        "routing": routing(runs_by_label),
+        "samples": samples(runs_by_label),
+        "configuration": configuration(runs_by_label),
+        "environment": environment(runs_by_label),
+        "notes": "".join(f"<p>{escape(note)}</p>" for note in analysis.notes),
+    }
+
+
+def headline(runs_by_label: RunsByLabel) -> str:
+    runs = [run for group in runs_by_label.values() for run in group]
+    if len(runs) > 1:
+        facts = [("labels", str(len(runs_by_label))), ("runs", str(len(runs)))]
+        unfinished = sum(not run.is_final for run in runs)
+        facts += [("not finished", str(unfinished))] if unfinished else []
+        facts.append(("training time", number(sum(run.train_s for run in runs), 0, "s")))
+    else:
+        (run,) = runs
+        done = int(run.train["step"][-1]) if run.train["step"].size else 0
+        facts = [
+            ("status", run.status),
+            ("step", f"{done:,} of {run.config.schedule.steps:,}"),
+            ("validation loss", number(run.last("val_loss"), LOSS.decimals)),
+            ("bits per byte", number(run.last("val_bpb"), BPB.decimals)),
+            ("training time", number(run.train_s, 1, "s")),
+            ("tokens", number(run.tokens, 0)),
+            ("tokens per second", number(run.tokens_per_s, 0)),
+        ]
+    return (
+        '<dl class="facts">'
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+        + "</dl>"
+    )
+
+
+def verdicts(analysis: Analysis) -> str:
+    if not analysis.has_comparison:
+        return "<p>No verdict: a comparison needs runs of two recipes or more.</p>"
+    baseline = escape(analysis.rows[0].label)
+    items = "".join(
+        f'<li class="{row.verdict.outcome.replace(" ", "-")}">{swatch(i)}<b>{escape(row.label)}</b> '
+        f"{escape(row.verdict.words)}</li>"
+        for i, row in enumerate(analysis.rows)
+        if row.verdict
+    )
+    return (
+        f"<p>{escape(analysis.metric.name.capitalize())}, each against {swatch(0)}<b>{baseline}</b>:</p>"
+        f'<ul class="verdicts">{items}</ul>'
+    )
+
+
+def statistics(analysis: Analysis) -> str:
+    if sum(row.runs for row in analysis.rows) < 2:
+        return (
+            "<p>One run has no statistics: train more seeds, or another recipe, and report them together.</p>"
+        )
+    described = [
+        metric for metric in (BPB, LOSS) if any(row.values[metric.key].count for row in analysis.rows)
+    ]
+    headers = ["recipe", "runs", *(metric.name for metric in described)]
+    headers += [TIME.name, TOKENS.name, f"p, mean ≤ {analysis.target.value:g}"] if analysis.target else []
+    headers.append(SPEED.name)
+    if analysis.has_comparison:
+        headers += ["difference", "p (Holm)", "effect size g", "test", "verdict"]
+    rows = [_statistics_row(i, row, analysis, described) for i, row in enumerate(analysis.rows)]
+    percent = f"{100 * CONFIDENCE:g} %"
+    target = (
+        f" “p, mean ≤ {analysis.target.value:g}” is the one-sided test of the final {analysis.target.kind};"
+        f" this field accepts a record below {TARGET_ALPHA:g}. Times and tokens to target are medians over"
+        " all runs, those that never reached it included."
+        if analysis.target
+        else ""
+    )
+    note = (
+        f"<p class=quiet>Mean ± standard deviation, and below it the {percent} confidence interval of the"
+        f" mean. The verdict goes by {escape(analysis.metric.name)} alone.{target}</p>"
+    )
+    return sortable_table("Statistics by recipe", headers, rows) + note
+
+
+def _statistics_row(index: int, row: Row, analysis: Analysis, described: Sequence[Metric]) -> list[Cell]:
+    cells: list[Cell] = [(swatch(index) + escape(row.label), row.label), (str(row.runs), float(row.runs))]
+    cells += [_summary_cell(row.values[metric.key], metric) for metric in described]
+    if analysis.target:
+        cells += [_wait_cell(row.waits["train_s"], TIME), _wait_cell(row.waits["tokens"], TOKENS)]
+        p = row.below_target_p
+        cells.append(_p_cell(math.nan if p is None else p))
+    cells.append(_summary_cell(row.values["tokens_per_s"], SPEED))
+    if not analysis.has_comparison:
+        return cells
+    if row.verdict is None:
+        return [*cells, *[("–", None)] * 4, ("compared with", None)]
+    difference, metric = row.verdict.difference, analysis.metric
+    g, low, high = row.verdict.effect
+    return [
+        *cells,
+        (
+            _with_interval(
+                metric.format(difference.mean, signed=True), difference.low, difference.high, metric.decimals
+            ),
+            difference.mean,
+        ),
+        _p_cell(row.verdict.p_adjusted),
+        (_with_interval(number(g, 2), low, high, 2), g),
+        (escape(difference.test), difference.test),
+        (escape(row.verdict.words), row.verdict.outcome),
+    ]
+
+
+def _with_interval(text: str, low: float, high: float, decimals: int) -> str:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return text
+    return f"{text}<small>{number(low, decimals)} to {number(high, decimals)}</small>"
+
+
+def _summary_cell(summary: Summary, metric: Metric) -> Cell:
+    text = metric.format(summary.mean)
+    if math.isfinite(summary.sd):
+        text += f" ± {metric.format(summary.sd)}"
+    return _with_interval(text, summary.low, summary.high, metric.decimals), summary.mean
+
+
+def _wait_cell(waits: Waits, metric: Metric) -> Cell:
+    median, low, high = stats.median_wait(waits)
+    reached = f"reached by {int(waits.reached.sum())} of {waits.count}"
+    if not math.isfinite(median):
+        return f"not known<small>{reached}</small>", math.inf
+    upper = metric.format(high) if math.isfinite(high) else "?"
+    return f"{metric.format(median)}<small>{metric.format(low)} to {upper}; {reached}</small>", median
+
+
+def _p_cell(p: float) -> Cell:
+    if math.isnan(p):
+        return "–", None
+    return ("&lt; 0.0001" if p < 1e-4 else f"{p:.4f}"), p
+
+
+def runs_table(runs_by_label: RunsByLabel) -> str:
+    rows: list[list[Cell]] = []
+    for index, (label, runs) in enumerate(runs_by_label.items()):
+        for run in runs:
+            loss, bpb, speed = run.last("val_loss"), run.last("val_bpb"), run.tokens_per_s
+            rows.append(
+                [
+                    (swatch(index) + escape(run.name), run.name),
+                    (escape(label), label),
+                    (str(run.config.seed), float(run.config.seed)),
+                    (escape(run.status), run.status),
+                    (number(loss, LOSS.decimals), loss),
+                    (number(bpb, BPB.decimals), bpb),
+                    (number(run.train_s, 1), run.train_s),
+                    (number(speed, 0), speed),
+                    (", ".join(map(str, run.resumed_at)) or "–", float(len(run.resumed_at))),
+                ]
+            )
+    headers = ["run", "recipe", "seed", "status", "loss", "bits/byte", "training s", "tokens/s", "resumed at"]
+    return sortable_table("Runs", headers, rows)
+
+
+def _by_content(runs_by_label: RunsByLabel, content: Mapping[str, str]) -> dict[str, list[str]]:
+    """{content: the labels that have it}."""
+    groups: dict[str, list[str]] = {}
+    for label in runs_by_label:
+        groups.setdefault(content[label], []).append(label)
+    return groups
+
+
+def routing(runs_by_label: RunsByLabel) -> str:
+    tables = {label: _routing_table(runs[0]) for label, runs in runs_by_label.items()}
+    groups = _by_content(runs_by_label, tables)
+    return "".join(
+        folded(f"routing {'|'.join(labels)}", ", ".join(labels), table) for table, labels in groups.items()
+    )
+
+
+def _routing_table(run: Run) -> str:
+    entries = run.environment.get("routing")
+    if not isinstance(entries, list) or not entries:
+        return "<p>The run has not recorded its routing.</p>"
+    rows = [
+        [
+            str(entry.get("parameter", "")),
+            " × ".join(map(str, entry.get("shape") or [])) or "scalar",
+            str(entry.get("optimizer", "")),
+            shown(entry.get("lr")),
+            shown(entry.get("owner")),
+        ]
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
+    return plain_table(
+        "Parameters by optimizer", ["parameter", "shape", "optimizer", "learning rate", "owner rank"], rows
+    )
+
+
+def samples(runs_by_label: RunsByLabel) -> str:
+    parts: list[str] = []
+    for runs in runs_by_label.values():
+        for run in runs:
+            if run.samples:
+                body = "".join(
+                    f"<h4>step {sample.step:,}</h4><pre>{escape(sample.text)}</pre>"
+                    for sample in reversed(run.samples)
+                )
+                parts.append(folded(f"samples {run.name}", run.name, body, is_open=not parts))
+    return "".join(parts) or "<p>No samples yet.</p>"
+
+
+def configuration(runs_by_label: RunsByLabel) -> str:
+    labels = list(runs_by_label)
+    every = plain_table(
+        "Every setting",
+        ["setting", labels[0]],
+        [[name, shown(value)] for name, value in flatten(runs_by_label[labels[0]][0].config).items()],
+    )
+    whole = folded("configuration", f"every setting of {labels[0]}", every)
+    if len(labels) == 1:
+        return whole
+    changes = settings_that_differ(runs_by_label)
+    if not changes:
+        return "<p>No setting differs but the seed.</p>" + whole
+    table = plain_table(
+        "Settings that differ",
+        ["setting", *labels],
+        [[name, *map(shown, values)] for name, values in changes],
+    )
+    return table + whole
+
+
+def environment(runs_by_label: RunsByLabel) -> str:
+    runs = [run for group in runs_by_label.values() for run in group]
+    flat = [dict(_flat(run.environment)) for run in runs]
+    names = list(dict.fromkeys(name for facts in flat for name in facts))
+    if not names:
+        return "<p>The environment has not been recorded.</p>"
+    rows = []
+    for name in names:
+        # Each value once, in the order of the runs; hundreds of start times are of no use here.
+        values = list(dict.fromkeys(facts.get(name, "–") for facts in flat))
+        more = f" and {len(values) - 3} more" if len(values) > 3 else ""
+        rows.append([name, "; ".join(values[:3]) + more])
+    return plain_table("Environment", ["fact", "value"], rows)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif prefix + key != "routing":
+            yield prefix + key, value if isinstance(value, str) else json.dumps(value)
