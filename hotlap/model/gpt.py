@@ -53,9 +53,14 @@ class GPT(nn.Module):
             x_TC, self.head.weight, targets_T, self.config.softcap, reduction=reduction
         )
 
-    def hidden(self, tokens_T: Tensor, plans: Sequence[AttentionPlan], start: int = 0) -> Tensor:
-        """What the head is applied to, (T, C), for tokens at positions `start` and on."""
-        rotation = self.rotary(start, tokens_T.numel(), self.dtype)
+    def hidden(
+        self, tokens_T: Tensor, plans: Sequence[AttentionPlan], positions_T: Tensor | None = None
+    ) -> Tensor:
+        """What the head is applied to, (T, C). Without positions, the tokens start a sequence."""
+        if positions_T is None:
+            rotation = self.rotary(tokens_T.numel(), self.dtype)
+        else:
+            rotation = self.rotary.at(positions_T, self.dtype)
         mixed_in = self.value_embeddings(tokens_T)
         x = x0 = rms_norm(self.embed(tokens_T).to(self.dtype))
         first_decoder = self.config.num_layers - self.num_skips

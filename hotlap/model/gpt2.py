@@ -90,14 +90,18 @@ class GPT2(nn.Module):
         )
 
     def hidden(
-        self, tokens_T: Tensor, plans: Sequence[AttentionPlan] | None = None, start: int = 0
+        self,
+        tokens_T: Tensor,
+        plans: Sequence[AttentionPlan] | None = None,
+        positions_T: Tensor | None = None,
     ) -> Tensor:
         """What the head is applied to, (T, C). Without plans the tokens are whole contexts, side by side."""
         count = tokens_T.numel()
         context = min(count, self.max_tokens) if plans is None else count
         assert count % context == 0, f"{count} tokens are not whole contexts of {context}"
-        positions = torch.arange(start, start + context, device=tokens_T.device).repeat(count // context)
-        x = (self.embed(tokens_T) + self.positions(positions)).to(self.dtype)
+        if positions_T is None:
+            positions_T = torch.arange(context, device=tokens_T.device).repeat(count // context)
+        x = (self.embed(tokens_T) + self.positions(positions_T)).to(self.dtype)
         for layer, block in enumerate(self.blocks):
             x = block(x, context, plans[layer] if plans is not None else None)
         return self.norm(x)

@@ -35,20 +35,25 @@ def rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """Angles precomputed for every position up to a length; not part of a checkpoint."""
+    """Angles precomputed for packed sequences of up to a length; not part of a checkpoint."""
 
+    frequencies: Tensor
     cos: Tensor
     sin: Tensor
 
     def __init__(self, head_dim: int, kind: Literal["full", "half"], base: float, max_tokens: int) -> None:
         super().__init__()
-        angles = torch.outer(
-            torch.arange(max_tokens, dtype=torch.float32), angular_frequencies(head_dim, kind, base)
-        )
-        self.register_buffer("cos", angles.cos()[:, None, :], persistent=False)
-        self.register_buffer("sin", angles.sin()[:, None, :], persistent=False)
+        self.register_buffer("frequencies", angular_frequencies(head_dim, kind, base), persistent=False)
+        table = self.at(torch.arange(max_tokens), torch.float32)
+        self.register_buffer("cos", table.cos, persistent=False)
+        self.register_buffer("sin", table.sin, persistent=False)
 
-    def forward(self, start: int, count: int, dtype: torch.dtype) -> Rotation:
-        end = start + count
-        assert end <= self.cos.size(0), f"position {end} lies beyond the {self.cos.size(0)} precomputed"
-        return Rotation(self.cos[start:end].to(dtype), self.sin[start:end].to(dtype))
+    def forward(self, count: int, dtype: torch.dtype) -> Rotation:
+        """Positions 0 … count − 1."""
+        assert count <= self.cos.size(0), f"{count} positions, {self.cos.size(0)} of them precomputed"
+        return Rotation(self.cos[:count].to(dtype), self.sin[:count].to(dtype))
+
+    def at(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
+        """Any positions, in any order and however far; what the table holds for those that it has."""
+        angles = torch.outer(positions_T.float(), self.frequencies)[:, None, :]
+        return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))

@@ -1,0 +1,124 @@
+"""Tokens and text from a model: the loop that draws them, the stream that shows them, the text of a sample.
+
+A prompt is read as the start of a document, with the end-of-text token in front; drawing that token again
+ends a sample. Only tokens that the tokenizer knows are ever drawn.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hotlap.config import Config
+from hotlap.data.tokenizer import Tokenizer
+from hotlap.errors import ConfigError
+from hotlap.model import GPT, GPT2
+from hotlap.sampling.choose import Choice, Draws, choose
+from hotlap.sampling.decoder import Decoder
+from hotlap.sampling.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Sample:
+    tokens: list[int]  # after the prompt, without the end of text
+    ended: bool  # by the end of text, rather than by the number of tokens asked for
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    return [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
+
+
+def generate(
+    model: GPT | GPT2,
+    visibility: Visibility,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    known_tokens: int,
+    choice: Choice,
+    seed: int = 0,
+    num_samples: int = 1,
+) -> Iterator[list[int | None]]:
+    """Step by step, the next token of every sample; None for those that have ended.
+
+    `known_tokens`: only ids below are drawn. The same seed gives sample i the same draws in any company.
+    """
+    check_counts(max_tokens, num_samples)
+    draws = Draws(seed, num_samples)
+    device = model.embed.weight.device
+    decoder = Decoder(model, visibility, num_samples)
+    logits_SV = decoder.start(torch.tensor(prompt, dtype=torch.long, device=device))
+    ended = [False] * num_samples
+    for count in range(1, max_tokens + 1):
+        tokens_S = choose(logits_SV[:, :known_tokens], choice, draws.next())
+        drawn = tokens_S.tolist()
+        ended = [was or token == visibility.end_of_text for was, token in zip(ended, drawn, strict=True)]
+        if all(ended):
+            return
+        yield [None if over else token for over, token in zip(ended, drawn, strict=True)]
+        if count < max_tokens:
+            logits_SV = decoder.step(tokens_S.to(device))
+
+
+def check_counts(max_tokens: int, num_samples: int) -> None:
+    for name, value in (("tokens", max_tokens), ("samples", num_samples)):
+        if value < 1:
+            raise ConfigError(expected=f"1 or more {name}", found=f"{value}", do="give a positive number")
+
+
+def samples(steps: Iterator[list[int | None]], max_tokens: int, num_samples: int) -> list[Sample]:
+    """The whole samples that `generate` goes through."""
+    tokens: list[list[int]] = [[] for _ in range(num_samples)]
+    for step in steps:
+        for sample, token in zip(tokens, step, strict=True):
+            if token is not None:
+                sample.append(token)
+    return [Sample(sample, ended=len(sample) < max_tokens) for sample in tokens]
+
+
+class TextStream:
+    """Text as its tokens come: a character whose bytes are split over tokens appears when it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.decode_bytes([token]))
+
+    def close(self) -> str:
+        """What is left of a character that never became whole, as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+def sample_text(
+    model: GPT | GPT2,
+    config: Config,
+    tokenizer: Tokenizer,
+    step: int,
+    *,
+    prompt: str = "",
+    max_tokens: int = 100,
+    choice: Choice | None = None,
+    seed: int = 0,
+) -> str:
+    """The prompt and what a model goes on with after `step` updates of its run; the same each time.
+
+    Made for a run in progress: what was compiled for training stays as it is, and so do its random numbers.
+    """
+    visibility = Visibility.at_step(config, step, tokenizer.end_of_text)
+    with torch.compiler.set_stance("force_eager"):
+        steps = generate(
+            model,
+            visibility,
+            encode_prompt(tokenizer, prompt),
+            max_tokens=max_tokens,
+            known_tokens=tokenizer.vocab_size,
+            choice=choice or Choice(),
+            seed=seed,
+        )
+        (sample,) = samples(steps, max_tokens, num_samples=1)
+    return prompt + tokenizer.decode(sample.tokens)
