@@ -31,8 +31,10 @@ from hotlap.terminal import make_console
 if TYPE_CHECKING:
     from hotlap.train.checkpoint import Checkpoint
     from hotlap.train.run import Result
+    from hotlap.train.run_directory import RunDirectory
 
 NEWEST_RUN = "the newest run"
+SAMPLE_TOKENS = 120
 
 
 def configure(parser: Parser) -> None:
@@ -194,13 +196,40 @@ def train_here(
             soft_wrap=True,
         )
         return EXIT_CODE_INTERRUPTED
-    finish(result, console)
+    finish(result, result.directory, console)
     return 0
 
 
-def finish(result: Result, console: Console) -> None:
-    """The table at the end of a lap."""
-    summary = result.summary
+def finish(result: Result, directory: RunDirectory, console: Console) -> None:
+    """What a lap ends with: a table, a sample, the report."""
+    from hotlap.report.page import write_report
+    from hotlap.report.runs import load_run
+
+    console.print(results_table(result.summary))
+    text = sample(result)
+    if text is not None:
+        directory.samples_path.write_text(text + "\n")
+        console.rule("sample")
+        console.print(text, markup=False)
+        console.rule()
+    write_report(
+        {directory.path.name: [load_run(directory.path)]}, directory.report_path, directory.path.name
+    )
+    console.print(f"report: {directory.report_path}", soft_wrap=True)
+
+
+def sample(result: Result) -> str | None:
+    from hotlap.sampling.generate import sample_text
+
+    lap = result.lap
+    if lap.data.tokenizer is None:
+        return None
+    return sample_text(
+        lap.model, lap.config, lap.data.tokenizer, result.summary["steps"], max_tokens=SAMPLE_TOKENS
+    )
+
+
+def results_table(summary: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     seconds = "  ".join(f"{phase} {value:.1f} s" for phase, value in summary["seconds"].items())
     bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
@@ -216,7 +245,7 @@ def finish(result: Result, console: Console) -> None:
     for label, value in rows.items():
         if value:
             table.add_row(label, value)
-    console.print(table)
+    return table
 
 
 def target_line(target: dict[str, Any] | None) -> str:

@@ -17,6 +17,7 @@ from hotlap.attention import Backend, choose_backend
 from hotlap.config import Config
 from hotlap.data.loader import Loader
 from hotlap.data.stream import TokenStream, open_split
+from hotlap.data.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.validation import ValidationBatches, validation_batches
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision
@@ -57,6 +58,7 @@ class Data:
     validation: ValidationBatches
     end_of_text: int
     bytes_per_token: float | None  # of the validation split
+    tokenizer: Tokenizer | None  # None where the data came without one
 
 
 def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
@@ -149,6 +151,7 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
         validation,
         end_of_text,
         bytes_per_token(val, config.data.bytes_per_token),
+        load_tokenizer(directory) if train.manifest and train.manifest.tokenizer.file else None,
     )
 
 

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from rich.console import Console
 
 from hotlap.config import Config
-from hotlap.data.catalogue import NAMES, ensure_prepared
+from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.errors import ConfigError, DataError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
+from hotlap.progress import silent
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
 from hotlap.train.clock import Clock, clock_for
@@ -53,6 +54,7 @@ class RunOptions:
 class Result:
     status: str  # finished, target or interrupted
     summary: dict[str, Any]
+    lap: Lap
     directory: RunDirectory | None  # on the main rank only
 
 
@@ -82,7 +84,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             run_directory.close()
         if dist.is_initialized():
             dist.barrier()
-        return Result(status, summary, run_directory)
+        return Result(status, summary, lap, run_directory)
 
 
 def check_ranks(config: Config, world_size: int) -> None:
@@ -122,15 +124,13 @@ def prepared_data(config: Config, distributed: Distributed, console: Console) ->
         )
     vocabulary: int | str = "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
 
-    def prepare() -> Path:
-        say = console.print if distributed.is_main else (lambda _line: None)
-        return ensure_prepared(config.data.source, vocabulary, config.data.num_shards, say=say)
-
-    if distributed.local_rank == 0:
-        prepare()
+    directory = prepared_directory(config.data.source, vocabulary, config.data.num_shards)
+    if distributed.local_rank == 0 and not directory.is_dir():
+        say = console.print if distributed.is_main else silent
+        ensure_prepared(config.data.source, vocabulary, config.data.num_shards, say=say)
     if dist.is_initialized():
         dist.barrier()
-    return prepare()
+    return directory
 
 
 def open_directory(config: Config, progress: Progress, options: RunOptions) -> RunDirectory:
@@ -143,10 +143,8 @@ def open_directory(config: Config, progress: Progress, options: RunOptions) -> R
         store.discard_after(run_directory.checkpoints, progress.step)
     elif options.name is not None:
         run_directory = RunDirectory.create(options.root, options.name)
-        run_directory.lock()
     else:
         run_directory = RunDirectory.create_numbered(options.root, f"{config.recipe}-{config.size}")
-        run_directory.lock()
     run_directory.write_config(config)
     return run_directory
 
@@ -158,6 +156,8 @@ def open_recorder(
     if run_directory is None:
         return Recorder()
     run_directory.write_environment(full_environment(lap))
+    if lap.data.tokenizer is not None:
+        lap.data.tokenizer.save(run_directory.path)
     for line in header_lines(lap, progress, run_directory.path):
         run_directory.append_log(line)
         console.print(line, markup=False, soft_wrap=True)
