@@ -23,7 +23,7 @@ import torch.distributed as dist
 # Without a name to resolve or an interface to choose, ranks on one machine find each other anywhere.
 ADDRESS = "127.0.0.1"
 
-# Imported once, not by every rank. An optimizer's first use imports torch._dynamo, which alone takes a second.
+# Imported once, not by every rank. An optimizer's first use imports torch._dynamo, which takes a second.
 PRELOADED = ["torch.distributed", "torch._dynamo", "hypothesis", "pytest", "hotlap.optim"]
 
 
