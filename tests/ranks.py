@@ -23,6 +23,9 @@ import torch.distributed as dist
 # Without a name to resolve or an interface to choose, ranks on one machine find each other anywhere.
 ADDRESS = "127.0.0.1"
 
+# Imported once, not by every rank. An optimizer's first use imports torch._dynamo, which takes a second.
+PRELOADED = ["torch.distributed", "torch._dynamo", "hypothesis", "pytest", "hotlap.optim"]
+
 
 class RankError(Exception):
     """A rank raised, died or did not end in time."""
@@ -46,7 +49,7 @@ def run_ranks(
     `function` and `args` must be picklable: a top-level function and plain values or tensors.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "hypothesis", "pytest", "hotlap.optim"])
+    context.set_forkserver_preload(PRELOADED)
     port = free_port()
     payload = pickle.dumps((function, args))
     processes, receivers = [], []

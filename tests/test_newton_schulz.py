@@ -121,6 +121,14 @@ def test_a_stack_is_its_matrices_one_by_one_and_always_finite(count, rows, cols,
     torch.testing.assert_close(result, apart, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows, cols", [(128, 128), (128, 256), (256, 128)])
+def test_a_stack_larger_than_the_cache_is_its_matrices_in_order(rows, cols):
+    stack = torch.randn(19, rows, cols, generator=torch.Generator().manual_seed(4))
+    coefficients = step_coefficients("quintic", 2)
+    apart = torch.stack([orthogonalize(matrix, coefficients) for matrix in stack])
+    torch.testing.assert_close(orthogonalize(stack, coefficients), apart, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_scale_does_not_matter_above_the_clamp_and_zero_stays_zero(kind):
     coefficients = step_coefficients(kind, 5)

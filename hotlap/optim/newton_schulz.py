@@ -45,6 +45,9 @@ _GRAM_PAYS_FROM = 1.5
 _GRAM_FIRST_SEGMENT = 2
 _GRAM_SEGMENT = 3
 
+# The iteration goes over a slice some fifteen times; larger ones than this fall out of a core's cache.
+_CPU_SLICE_BYTES = 512 * 1024
+
 
 def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
     """(a, b, c) for each of `steps` steps; a list that is too short goes on with its last entry."""
@@ -83,8 +86,20 @@ def orthogonalize(
     if form == "auto":
         pays = wide.shape[-1] >= _GRAM_PAYS_FROM * wide.shape[-2]
         form = "gram" if pays and dtype != torch.bfloat16 else "plain"
-    result = (_iterate_gram if form == "gram" else _iterate_plain)(wide, coefficients)
+    iterate = _iterate_gram if form == "gram" else _iterate_plain
+    slices = [iterate(part, coefficients) for part in wide.split_with_sizes(_slice_counts(wide))]
+    result = slices[0] if len(slices) == 1 else torch.cat(slices)
     return (result.mT if is_tall else result).reshape(matrices.shape)
+
+
+def _slice_counts(stacked: Tensor) -> list[int]:
+    """How many matrices to iterate on at a time: all, but on a CPU only what its caches hold."""
+    count = stacked.shape[0]
+    if stacked.device.type != "cpu" or count == 0:
+        return [count]
+    matrix_bytes = max(1, stacked[0].numel() * stacked.element_size())
+    at_once = max(torch.get_num_threads(), _CPU_SLICE_BYTES // matrix_bytes)
+    return [min(at_once, count - start) for start in range(0, count, at_once)]
 
 
 def _unit_norm(x: Tensor) -> Tensor:
