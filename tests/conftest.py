@@ -8,15 +8,20 @@ import pytest
 
 from tests.command import hotlap
 
-WORDS = "the of and to in a state union congress people year government that for by be is with as it has will"
+SYLLABLES = "the of and to in a state union con gress peo ple year gov ern ment that for by be is with as it"
 
 
-def made_up_text(documents: int = 60, words: int = 700) -> str:
-    """Documents with some structure to learn, as JSON lines; the same each time."""
-    words_known = WORDS.split()
+def made_up_text(documents: int = 80, words: int = 900) -> str:
+    """Documents with some structure to learn and a few hundred words, as JSON lines; the same each time."""
+    syllables = SYLLABLES.split()
+    count = len(syllables)
     lines = []
     for document in range(documents):
-        chosen = [words_known[(i * i + document * (i % 7) + i // 5) % len(words_known)] for i in range(words)]
+        numbers = [i * i + document * (i % 7) + i // 5 for i in range(words)]
+        chosen = [
+            syllables[n % count] + syllables[n // 7 % count] + syllables[n // 31 % count] * (n % 2)
+            for n in numbers
+        ]
         lines.append(f'{{"text": "{" ".join(chosen)}."}}')
     return "\n".join(lines) + "\n"
 

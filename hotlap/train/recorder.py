@@ -6,7 +6,7 @@ Only the main rank has a recorder that does anything; the others have a silent o
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,7 +34,10 @@ class Recorder:
     def validated(self, record: dict[str, Any]) -> None:
         pass
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -58,7 +61,10 @@ class MainRecorder(Recorder):
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=steps, completed=first_step)
+
+    def __enter__(self) -> Self:
         self._bar.start()
+        return self
 
     def trained(self, record: dict[str, Any]) -> None:
         self._write(record)
@@ -84,7 +90,7 @@ class MainRecorder(Recorder):
         self._val = f"  val {record['val_loss']:.4f}{bpb.replace(' val_bpb:', '  bpb ')}"
         self.console.print(line + bpb, markup=False)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
         for sink in self.sinks:
             sink.close()

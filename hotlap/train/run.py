@@ -6,6 +6,7 @@ The same on every rank; only the main rank prints and writes.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,25 +64,24 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     device = select_device(config.runtime.device)
     check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
     set_up_process(config, device)
-    with process_group(device.type) as distributed, StopRequest() as stop:
+    with ExitStack() as stack:
+        distributed = stack.enter_context(process_group(device.type))
+        stop = stack.enter_context(StopRequest())
         clock = clock_for(distributed.device)
         directory = prepared_data(config, distributed, console)
         lap = build_lap(config, directory, distributed, clock)
+        stack.callback(lap.data.loader.close)
         progress = restore(lap, options.resume_from) if options.resume_from else Progress()
-        run_directory = open_directory(config, progress, options) if distributed.is_main else None
-        recorder = open_recorder(lap, progress, run_directory, options, console)
+        run_directory = None
+        if distributed.is_main:
+            run_directory = stack.enter_context(open_directory(config, progress, options))
+        recorder = stack.enter_context(open_recorder(lap, progress, run_directory, options, console))
         snapshots = Snapshots(run_directory, config.checkpoint, progress.step)
-        try:
-            trainer = Trainer(lap, progress, clock, recorder, snapshots, stop)
-            status = trainer.run()
-        finally:
-            recorder.close()
-            lap.data.loader.close()
+        status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
         clock.switch("setup")
         summary = summarise(lap, progress, clock, status)
         if run_directory is not None:
             run_directory.write_summary(summary)
-            run_directory.close()
         if dist.is_initialized():
             dist.barrier()
         return Result(status, summary, lap, run_directory)

@@ -1,0 +1,246 @@
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotlap.errors import CheckpointError, ConfigError, DataError, HotlapError, TrainingError
+from hotlap.recipes import RECIPES
+from hotlap.settings import updated
+from hotlap.train import checkpoint as store
+from hotlap.train.clock import Clock
+from hotlap.train.distributed import process_group
+from hotlap.train.lap import build_lap
+from hotlap.train.loop import Trainer
+from hotlap.train.run import check_ranks
+from hotlap.train.run_directory import RunDirectory
+from hotlap.train.snapshot import restore
+from tests.training import final_weights, losses, pico, train
+
+
+def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
+    result = train(pico(tiny_data, 4, evaluation__every_steps=2), tmp_path, "first")
+    directory = RunDirectory.open(tmp_path / "first")
+    assert result.status == "finished"
+    assert directory.read_config() == result.lap.config
+    summary = directory.read_summary()
+    assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 4, 4 * 2048)
+    assert summary["seconds"]["training"] > 0
+    assert summary["seconds"]["validation"] > 0
+    lines = directory.metrics().lines
+    assert [(line["kind"], line["step"]) for line in lines] == [
+        ("validation", 0),
+        ("train", 1),
+        ("train", 2),
+        ("validation", 2),
+        ("train", 3),
+        ("train", 4),
+        ("validation", 4),
+    ]
+    assert lines[-1]["val_loss"] < lines[0]["val_loss"]
+    assert lines[-1]["val_bpb"] > 0
+    environment = directory.read_environment()
+    assert environment["attention_backend"] == "blocked"
+    assert environment["data"]["train_tokens"] > 0
+    assert len(environment["routing"]) == len(list(result.lap.model.parameters()))
+
+
+def test_log_lines_are_those_the_field_knows(tiny_data, tmp_path):
+    train(pico(tiny_data, 2), tmp_path, "run")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    pattern = r"^step:2/2 val_loss:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms$"
+    assert re.search(pattern, log, flags=re.MULTILINE)
+
+
+def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
+    train(pico(tiny_data, 1), tmp_path, "run")
+    header = (tmp_path / "run" / "log.txt").read_text()
+    for part in (
+        "blocked backend",
+        "float32 activations",
+        "compile off",
+        "dropped an epoch",
+        "left out",
+        "cpu",
+    ):
+        assert part in header
+
+
+@pytest.mark.parametrize("recipe", ["softcap", "window-warmup", "adamw"])
+def test_resume_is_bit_for_bit(tiny_data, tmp_path, recipe):
+    whole = pico(tiny_data, 6, recipe)
+    train(whole, tmp_path, "whole")
+    # The schedule is that of six steps from the start; the first process is stopped after three.
+    stopped = train_until(whole, tmp_path, "parts", 3)
+    assert stopped.status == "interrupted"
+    train(whole, tmp_path, "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    ours, expected = final_weights(tmp_path / "parts"), final_weights(tmp_path / "whole")
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+def train_until(config, root: Path, name: str, step: int):
+    """As a user would stop it: a signal that arrives while a step is computed."""
+    original = Trainer._accumulate_gradients
+
+    def signal_at_step(self):
+        if self.progress.step == step - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_accumulate_gradients", signal_at_step)
+        return train(config, root, name)
+
+
+def test_resume_drops_what_the_killed_process_wrote_after_its_checkpoint(tiny_data, tmp_path):
+    config = pico(tiny_data, 5, checkpoint__every_steps=2, checkpoint__keep=5)
+    train(config, tmp_path, "run")
+    expected = losses(tmp_path / "run")
+    # As if killed after step 3: the newest checkpoint is that of step 2.
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:06d}")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "train", "st')
+    train(config, tmp_path, "run", resume=True)
+    assert losses(tmp_path / "run") == expected
+    resumed = [line for line in RunDirectory(tmp_path / "run").metrics().lines if line["kind"] == "resume"]
+    assert [line["step"] for line in resumed] == [2]
+
+
+@pytest.mark.parametrize("micro_sequences", [2, 4])
+def test_micro_batches_do_not_change_a_step(tiny_data, tmp_path, micro_sequences):
+    train(pico(tiny_data, 6), tmp_path, "one")
+    train(pico(tiny_data, 6, batch__micro_sequences=micro_sequences), tmp_path, "more")
+    assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
+def test_seeds_give_different_runs_and_the_same_seed_the_same(tiny_data, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(pico(tiny_data, 3, seed=seed), tmp_path, name)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert losses(tmp_path / "a") != losses(tmp_path / "c")
+
+
+def test_a_target_stops_the_run_and_is_reported(tiny_data, tmp_path):
+    config = pico(tiny_data, 50, evaluation__every_steps=2, evaluation__target_loss=5.9)
+    result = train(config, tmp_path, "run")
+    assert result.status == "target"
+    assert 0 < result.summary["steps"] < 50
+    target = result.summary["target"]
+    assert (target["kind"], target["reached"], target["step"]) == ("loss", True, result.summary["steps"])
+    assert result.summary["val_loss"] <= 5.9
+    missed = train(pico(tiny_data, 2, evaluation__target_bpb=0.01), tmp_path, "missed")
+    assert (missed.status, missed.summary["target"]["reached"]) == ("finished", False)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_what_to_try(tiny_data, tmp_path):
+    config = pico(tiny_data, 8, optim__adam__head_lr=1e38, checkpoint__every_steps=1)
+    with pytest.raises(TrainingError) as caught:
+        train(config, tmp_path, "run")
+    message = str(caught.value)
+    assert re.search(r"found (nan|inf) at step \d", message)
+    assert "--on-nan skip" in message
+    assert "checkpoints/step-" in message
+
+
+def test_a_step_that_is_not_finite_can_be_skipped_and_is_counted(tiny_data, tmp_path, monkeypatch):
+    original = Trainer._accumulate_gradients
+    weights = {}
+
+    def broken_at_the_second_step(self):
+        weights[self.progress.step] = self.lap.model.head.weight.detach().clone()
+        loss = original(self)
+        return loss * float("nan") if self.progress.step == 1 else loss
+
+    monkeypatch.setattr(Trainer, "_accumulate_gradients", broken_at_the_second_step)
+    result = train(pico(tiny_data, 4, runtime__on_nan="skip"), tmp_path, "run")
+    assert (result.status, result.summary["nan_steps"], result.summary["steps"]) == ("finished", 1, 4)
+    assert losses(tmp_path / "run")[1] is None
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[2], weights[3])
+
+
+def test_clipping_is_measured(tiny_data, tmp_path):
+    train(pico(tiny_data, 2, "window-warmup"), tmp_path, "run")
+    lines = RunDirectory(tmp_path / "run").metrics().lines
+    assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "train")
+
+
+def test_the_window_follows_the_schedule_in_training_and_validation(tiny_data, tmp_path):
+    train(pico(tiny_data, 6, evaluation__every_steps=3), tmp_path, "run")
+    lines = RunDirectory(tmp_path / "run").metrics().lines
+    windows = {(line["kind"], line["step"]): line["window"] for line in lines}
+    # 128 + 192·x tokens, rounded down to blocks of 128; update s uses x = (s − 1)/6.
+    assert [windows["train", step] for step in range(1, 7)] == [128, 128, 128, 128, 256, 256]
+    assert [windows["validation", step] for step in (0, 3, 6)] == [128, 128, 256]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains(tiny_data, tmp_path, recipe):
+    train(pico(tiny_data, 8, recipe), tmp_path, "run")
+    curve = losses(tmp_path / "run")
+    assert curve[-1] < curve[0] - 0.3
+
+
+def test_the_clock_counts_each_second_once():
+    clock = Clock()
+    clock.switch("training")
+    with clock.phase("validation"):
+        before = clock.training_s
+        while clock.seconds["validation"] == 0 and clock.training_s == before:
+            clock.switch("validation")
+    clock.switch("setup")
+    assert clock.seconds["validation"] > 0
+    assert clock.seconds["compile"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes, error, part",
+    [
+        ({"data__source": "nowhere"}, DataError, "data.source = nowhere"),
+        ({"model__vocab_size": 256}, DataError, "512"),
+        ({"runtime__device": "mps"}, HotlapError, "found mps"),
+        ({"attention__backend": "flex"}, HotlapError, "CUDA"),
+        ({"batch__tokens_per_step": 512 * 4096, "data__order": "stream"}, DataError, "tokens"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(tiny_data, tmp_path, changes, error, part):
+    with pytest.raises(error, match=part):
+        train(pico(tiny_data, 2, **changes), tmp_path / "runs", "run")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_exists_is_refused(tiny_data, tmp_path):
+    train(pico(tiny_data, 1), tmp_path, "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="`run`, which exists"):
+        train(pico(tiny_data, 1), tmp_path, "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_data_than_the_run_was_started_with_is_refused(tiny_data, tmp_path):
+    config = pico(tiny_data, 2)
+    train(config, tmp_path, "run")
+    state = tmp_path / "run" / "checkpoints" / "step-000002" / "state.json"
+    saved = json.loads(state.read_text())
+    assert saved["data"]
+    checkpoint = store.load(state.parent)
+    other = store.Checkpoint(checkpoint.step, checkpoint.tensors, {**checkpoint.state, "data": "other"})
+    with process_group("cpu") as distributed:
+        lap = build_lap(config, tiny_data, distributed, Clock())
+        with pytest.raises(CheckpointError, match="other training shards"):
+            restore(lap, other)
+
+
+def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny_data):
+    config = pico(tiny_data, 1)
+    check_ranks(config, 4)
+    with pytest.raises(ConfigError, match=r"found 3 processes; use one of \[1, 2, 4\]"):
+        check_ranks(config, 3)
+    with pytest.raises(ConfigError, match="found 8 processes"):
+        check_ranks(updated(config, {"seed": 1}), 8)
