@@ -191,8 +191,8 @@ def _backward(
         _grad_key_view(grad_k_GDT, batch).add_(grad_keys)
     return (
         grad_q[: len(q)].to(q.dtype),
-        grad_k_GDT.permute(2, 0, 1)[: len(k)].to(k.dtype, memory_format=torch.contiguous_format),
-        grad_v_GDT.permute(2, 0, 1)[: len(v)].to(v.dtype, memory_format=torch.contiguous_format),
+        k.new_empty(k.shape).copy_(grad_k_GDT.permute(2, 0, 1)[: len(k)]),
+        v.new_empty(v.shape).copy_(grad_v_GDT.permute(2, 0, 1)[: len(v)]),
     )
 
 
