@@ -107,7 +107,7 @@ def test_equal_documents_make_few_batches() -> None:
     mask = make_mask(4096, tuple(range(256, 4096, 256)), 2, "blocks")
     runs = plan_runs(first_visible_keys(mask), torch.float32, torch.device("cpu"))
     assert [(run.num_tiles, run.num_keys) for run in runs] == [(16, 128), (16, 256)]
-    assert len(list(batches(runs, num_kv_heads=2, heads_per_kv=1))) == 4
+    assert len(batches(runs, num_kv_heads=2, heads_per_kv=1)) == 4
 
 
 def saved_bytes(backend: BlockedBackend, q: Tensor, k: Tensor, v: Tensor, plan: object) -> int:

@@ -65,7 +65,7 @@ class _Layout:
         self.heads_per_kv = q.shape[1] // self.num_kv_heads
         self.rows = self.heads_per_kv * TILE  # queries that meet one key/value head in one tile
         runs = plan_runs(first_key, self.q.dtype, q.device)
-        self.batches = list(batches(runs, self.num_kv_heads, self.heads_per_kv))
+        self.batches = batches(runs, self.num_kv_heads, self.heads_per_kv)
 
     def prepare(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
