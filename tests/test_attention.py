@@ -107,7 +107,7 @@ def test_equal_documents_make_few_batches() -> None:
     mask = make_mask(4096, tuple(range(256, 4096, 256)), 2, "blocks")
     runs = plan_runs(first_visible_keys(mask), torch.float32, torch.device("cpu"))
     assert [(run.num_tiles, run.num_keys) for run in runs] == [(16, 128), (16, 256)]
-    assert len(list(batches(runs, num_kv_heads=2, heads_per_kv=1))) == 4
+    assert len(batches(runs, num_kv_heads=2, heads_per_kv=1)) == 4
 
 
 def saved_bytes(backend: BlockedBackend, q: Tensor, k: Tensor, v: Tensor, plan: object) -> int:
@@ -245,7 +245,7 @@ def test_twenty_windows_and_documents_recompile_nothing_with_the_full_compiler()
 
 def test_operators_keep_their_contract_with_the_compiler() -> None:
     case = Case(200, (50,), 1)
-    q, k, v, _ = (x.requires_grad_() for x in case.tensors())
+    q, k, v, grad = (x.requires_grad_() for x in case.tensors())
     first_key = first_visible_keys(case.mask())
     for budget in (0, 2**30):
         torch.library.opcheck(
@@ -253,6 +253,12 @@ def test_operators_keep_their_contract_with_the_compiler() -> None:
             (q, k, v, first_key, 0.2, budget),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
+    saved = torch.empty(0)
+    torch.library.opcheck(
+        torch.ops.hotlap.blocked_attention_backward.default,
+        (*(x.detach() for x in (grad, q, k, v)), first_key, saved, 0.2),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 @pytest.mark.parametrize(

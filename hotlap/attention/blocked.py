@@ -65,7 +65,7 @@ class _Layout:
         self.heads_per_kv = q.shape[1] // self.num_kv_heads
         self.rows = self.heads_per_kv * TILE  # queries that meet one key/value head in one tile
         runs = plan_runs(first_key, self.q.dtype, q.device)
-        self.batches = list(batches(runs, self.num_kv_heads, self.heads_per_kv))
+        self.batches = batches(runs, self.num_kv_heads, self.heads_per_kv)
 
     def prepare(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -191,8 +191,8 @@ def _backward(
         _grad_key_view(grad_k_GDT, batch).add_(grad_keys)
     return (
         grad_q[: len(q)].to(q.dtype),
-        grad_k_GDT.permute(2, 0, 1)[: len(k)].to(k.dtype).contiguous(),
-        grad_v_GDT.permute(2, 0, 1)[: len(v)].to(v.dtype).contiguous(),
+        k.new_empty(k.shape).copy_(grad_k_GDT.permute(2, 0, 1)[: len(k)]),
+        v.new_empty(v.shape).copy_(grad_v_GDT.permute(2, 0, 1)[: len(v)]),
     )
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 TILE = 128
+# A tile's first key is rounded down to this: products and softmax of ragged rows are up to a third slower.
+KEY_ALIGNMENT = 16
 # Scores of one batch: large enough to hide the cost of a call, small enough to stay in a CPU's cache.
 BATCH_ELEMENTS = 512 * 1024
 
@@ -51,23 +53,27 @@ class Batch:
         return self.first_query + TILE - self.run.num_keys
 
 
-def batches(runs: tuple[Run, ...], num_kv_heads: int, heads_per_kv: int) -> Iterator[Batch]:
+def batches(runs: tuple[Run, ...], num_kv_heads: int, heads_per_kv: int) -> list[Batch]:
     """Every (tile, head) pair once, in a fixed order, so that a forward and its backward agree.
 
-    Tiles or heads are batched, whichever takes fewer calls.
+    The order follows the sequence, so that what neighbouring tiles share is still in cache.
     """
-    for run in runs:
-        most = max(1, BATCH_ELEMENTS // (heads_per_kv * TILE * run.num_keys))
-        if num_kv_heads * -(-run.num_tiles // most) < run.num_tiles * -(-num_kv_heads // most):
-            for head in range(num_kv_heads):
-                for tile in range(0, run.num_tiles, most):
-                    first_query = run.first_query + tile * run.stride
-                    yield Batch(run, first_query, min(most, run.num_tiles - tile), head, 1)
-        else:
-            for tile in range(run.num_tiles):
-                first_query = run.first_query + tile * run.stride
-                for head in range(0, num_kv_heads, most):
-                    yield Batch(run, first_query, 1, head, min(most, num_kv_heads - head))
+    found = [batch for run in runs for batch in _run_batches(run, num_kv_heads, heads_per_kv)]
+    return sorted(found, key=lambda batch: batch.first_query)
+
+
+def _run_batches(run: Run, num_kv_heads: int, heads_per_kv: int) -> Iterator[Batch]:
+    """Batch tiles or heads, whichever takes fewer calls."""
+    most = max(1, BATCH_ELEMENTS // (heads_per_kv * TILE * run.num_keys))
+    if num_kv_heads * -(-run.num_tiles // most) < run.num_tiles * -(-num_kv_heads // most):
+        tiles_at_once, heads_at_once = most, 1
+    else:
+        tiles_at_once, heads_at_once = 1, most
+    for tile in range(0, run.num_tiles, tiles_at_once):
+        num_tiles = min(tiles_at_once, run.num_tiles - tile)
+        for head in range(0, num_kv_heads, heads_at_once):
+            num_heads = min(heads_at_once, num_kv_heads - head)
+            yield Batch(run, run.first_query + tile * run.stride, num_tiles, head, num_heads)
 
 
 def plan_runs(first_key: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Run, ...]:
@@ -89,12 +95,13 @@ def _plan_runs(first_key_bytes: bytes, dtype: torch.dtype, device: torch.device)
     alike: dict[bytes, list[int]] = {}
     for tile in range(num_tiles):
         alike.setdefault(relative[tile].tobytes(), []).append(tile)
-    triangle = _bias(np.zeros(TILE, dtype=np.int32), dtype, device)
+    triangle = _bias(np.zeros(TILE, dtype=np.int32), 0, dtype, device)
     runs = []
     for tiles in alike.values():
         pattern = relative[tiles[0]]
-        num_keys = TILE - int(pattern[0])
-        bias = triangle if pattern[0] == pattern[-1] else _bias(pattern, dtype, device)
+        first = int(pattern[0]) // KEY_ALIGNMENT * KEY_ALIGNMENT
+        num_keys = TILE - first
+        bias = triangle if first == pattern[-1] else _bias(pattern, first, dtype, device)
         for first_tile, step, count in _progressions(tiles, -(-num_keys // TILE)):
             runs.append(Run(first_tile * TILE, num_keys, count, step * TILE, bias))
     return tuple(sorted(runs, key=lambda run: run.first_query))
@@ -113,9 +120,9 @@ def _progressions(tiles: list[int], least_step: int) -> Iterator[tuple[int, int,
         yield first, step, count
 
 
-def _bias(pattern: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(TILE, W) for queries that see from pattern[i] on, relative to the tile's first query."""
-    keys = np.arange(pattern[0], TILE)
+def _bias(pattern: np.ndarray, first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(TILE, W) for query i that sees from pattern[i] on, keys from `first` on; all from the tile's start."""
+    keys = np.arange(first, TILE)
     visible = (keys >= pattern[:, None]) & (keys <= np.arange(TILE)[:, None])
     bias = torch.zeros(visible.shape, dtype=dtype, device=device)
     return bias.masked_fill_(torch.from_numpy(~visible).to(device), float("-inf"))

@@ -1,0 +1,77 @@
+"""What does the chunked head save against the plain one, in time and in memory?
+
+    python -m bench.head [--threads 2] [--repeats 3]
+
+Each line is a process of its own, so that its peak memory is its own: the growth of the resident set from
+before the first call to the peak, over forward and backward, gradients included. Float32 on the CPU.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from bench.peak import best_seconds, sgemm_peak_flops
+from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
+
+SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
+CHUNK_TOKENS = [128, 256, 512]
+SOFTCAP = 15.0
+
+
+def peak_resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def measure(
+    shape: tuple[int, int, int], chunk_tokens: int | None, threads: int, repeats: int
+) -> tuple[float, int, float]:
+    """Seconds, bytes, and fraction of the sgemm peak counting three products; no chunk is the plain head."""
+    num_tokens, width, vocabulary = shape
+    torch.set_num_threads(threads)
+    x = torch.randn(num_tokens, width, requires_grad=True)
+    weight = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
+    targets = torch.randint(0, vocabulary, (num_tokens,))
+
+    def call() -> None:
+        x.grad = weight.grad = None
+        if chunk_tokens is None:
+            loss = plain_softcapped_cross_entropy(x, weight, targets, SOFTCAP)
+        else:
+            loss = softcapped_cross_entropy(x, weight, targets, SOFTCAP, chunk_tokens=chunk_tokens)
+        loss.backward()
+
+    before = peak_resident_bytes()
+    seconds = best_seconds(call, repeats)
+    grown = peak_resident_bytes() - before
+    flops = 3 * 2 * num_tokens * width * vocabulary
+    return seconds, grown, flops / seconds / sgemm_peak_flops()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    print("| tokens, width, vocabulary | head | ms | MB | of peak |")
+    print("|---|---|---|---|---|")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        for shape in SHAPES:
+            for chunk in [None, *CHUNK_TOKENS]:
+                task = pool.submit(measure, shape, chunk, arguments.threads, arguments.repeats)
+                seconds, grown, fraction = task.result()
+                name = "plain" if chunk is None else f"chunks of {chunk}"
+                sizes = ", ".join(str(size) for size in shape)
+                print(
+                    f"| {sizes} | {name} | {seconds * 1e3:.0f} | {grown / 1e6:.0f} | {fraction:.2f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

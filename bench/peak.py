@@ -1,0 +1,40 @@
+"""What the other benchmarks measure against: this machine's matrix-product peak, now, and a best-of timer.
+
+Speeds are given as a fraction of a float32 peak taken in the same run, because clocks and neighbours change.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def keep_freed_memory() -> None:
+    """Stop glibc from handing large freed blocks back to the kernel, as a training run does.
+
+    Otherwise every call pays page faults for its buffers, and the benchmark measures those.
+    """
+    if sys.platform == "linux":
+        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):  # musl has none
+            libc.mallopt(mmap_max, 0)
+            libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def best_seconds(call: Callable[[], object], repeats: int) -> float:
+    """The fastest of several calls: what is slower was disturbed."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def sgemm_peak_flops(size: int = 2048, repeats: int = 5) -> float:
+    """Floating-point operations a second of a square float32 product, on torch's current threads."""
+    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    return 2 * size**3 / best_seconds(lambda: torch.mm(a, b, out=out), repeats)

@@ -1,0 +1,280 @@
+"""The `train` command in processes of its own: several ranks, signals, kills, full disks."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hotlap.recipes import RECIPES
+from hotlap.train import checkpoint as store
+from tests.command import complaint, hotlap
+from tests.ranks import free_port
+from tests.training import command, final_weights, losses, start
+
+STEADY = ("--checkpoint.every-steps", "1", "--evaluation.every-steps", "10")
+
+
+def train(data: Path, cwd: Path, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
+    result = hotlap(*command(data, steps, *more), cwd=cwd, env={"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None:
+        if (run / "metrics.jsonl").exists() and f'"train", "step": {step},' in (
+            run / "metrics.jsonl"
+        ).read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"ended before step {step}: {process.communicate()}")
+
+
+def test_a_lap_ends_with_its_table_a_sample_and_the_report(tiny_data, tmp_path):
+    result = train(tiny_data, tmp_path, 3)
+    run = tmp_path / "runs" / "softcap-pico-0"
+    for part in ("blocked backend", "optimizers", "step:3/3 val_loss:", "bits per byte", "sample", "report:"):
+        assert part in result.stdout
+    assert (run / "report.html").stat().st_size > 10_000
+    assert (run / "samples.txt").read_text().strip()
+
+
+def test_a_second_run_gets_the_next_number(tiny_data, tmp_path):
+    for _ in range(2):
+        train(tiny_data, tmp_path, 1)
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["softcap-pico-0", "softcap-pico-1"]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data, tmp_path):
+    process = start(command(tiny_data, 400, "--name", "run"), tmp_path)
+    wait_for_step(tmp_path / "runs" / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "hotlap train --resume runs/run" in out
+    saved = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0]
+    assert saved.step >= 2
+    again = hotlap("train", "--resume", "runs/run", "--steps", str(saved.step + 2), cwd=tmp_path)
+    assert "schedule.steps 400" in complaint(again)
+    allowed = hotlap(
+        "train", "--resume", "runs/run", "--steps", str(saved.step + 2), "--allow-change", cwd=tmp_path
+    )
+    assert allowed.returncode == 0, allowed.stderr
+    assert len(losses(tmp_path / "runs" / "run")) == saved.step + 2
+
+
+def test_two_processes_train_as_one_does(tiny_data, tmp_path):
+    train(tiny_data, tmp_path, 6, "--name", "one")
+    train(tiny_data, tmp_path, 6, "--name", "two", "--procs", "2")
+    assert losses(tmp_path / "runs" / "two") == pytest.approx(losses(tmp_path / "runs" / "one"), abs=1e-4)
+
+
+def test_a_killed_rank_ends_the_job_with_a_clear_line_and_the_run_goes_on(tiny_data, tmp_path):
+    job = command(tiny_data, 300, "--name", "run", "--procs", "2", *STEADY)
+    process = start(job, tmp_path)
+    wait_for_step(tmp_path / "runs" / "run", 3, process)
+    ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train" in p.cmdline()]
+    os.kill(ranks[-1].pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert "rank" in err.splitlines()[-1]
+    assert "SIGKILL" in err.splitlines()[-1]
+    done = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0].step
+    resumed = hotlap(
+        "train",
+        "--resume",
+        "runs/run",
+        "--steps",
+        str(done + 2),
+        "--allow-change",
+        "--procs",
+        "2",
+        cwd=tmp_path,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(losses(tmp_path / "runs" / "run")) == done + 2
+
+
+def test_an_error_of_a_rank_is_told_with_its_number(tiny_data, tmp_path):
+    line = complaint(
+        hotlap(*command(tiny_data, 3, "--procs", "2", "--optim.adam.head-lr", "1e38"), cwd=tmp_path)
+    )
+    assert "rank" in line
+    assert "at step" in line
+
+
+@pytest.mark.parametrize(
+    "more, part",
+    [
+        (["--procs", "3"], "found 3 processes"),
+        (["--procs", "0"], "--procs of 1 or more"),
+        (["--device", "cuda"], "found cuda"),
+        (["--data.source", "nowhere"], "data.source = nowhere"),
+        (["--model.vocab-size", "256"], "512"),
+        (["--resume"], "a run in runs"),
+        (["--resume", "runs/none"], "runs/none"),
+        (["--log", "carrier-pigeon"], "carrier-pigeon"),
+        (["--name", "../elsewhere"], "a run name"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_leaves_nothing(tiny_data, tmp_path, more, part):
+    words = command(tiny_data, 2)
+    for option in ("--data.source",):
+        if option in more:
+            at = words.index(option)
+            del words[at : at + 2]
+    assert part in complaint(hotlap(*words, *more, cwd=tmp_path))
+    assert not any((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
+
+
+def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
+    train(tiny_data, tmp_path, 1, "--name", "run")
+    assert "`run`, which exists" in complaint(hotlap(*command(tiny_data, 1, "--name", "run"), cwd=tmp_path))
+    for path in (tmp_path / "runs" / "run" / "checkpoints").iterdir():
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    assert "a checkpoint in" in complaint(hotlap("train", "--resume", "runs/run", cwd=tmp_path))
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused_with_its_file_named(tiny_data, tmp_path):
+    train(tiny_data, tmp_path, 2, "--name", "run", *STEADY)
+    damaged = tmp_path / "runs" / "run" / "checkpoints" / "step-000002" / "optimizer.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    resume = ["train", "--resume", "runs/run", "--steps", "3", "--allow-change"]
+    assert "optimizer.safetensors" in complaint(hotlap(*resume, cwd=tmp_path))
+    fallen_back = hotlap(*resume, "--fallback", cwd=tmp_path)
+    assert fallen_back.returncode == 0, fallen_back.stderr
+    assert "passed over" in fallen_back.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_a_full_disk_while_saving_keeps_the_earlier_checkpoints(tiny_data, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        job = command(tiny_data, 20, "--runs", str(disk / "runs"), "--name", "run", *STEADY)
+        line = complaint(hotlap(*job, "--checkpoint.keep", "20", cwd=tmp_path))
+        assert "No space left on device" in line
+        kept = store.stored(disk / "runs" / "run" / "checkpoints")
+        assert kept
+        assert [store.load(path).step for path in kept.values()] == list(kept)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# --- slow ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("procs", [[], ["--procs", "2"]], ids=["one process", "two processes"])
+def test_killed_at_random_points_a_run_ends_bit_for_bit_the_same(tiny_data, tmp_path, procs):
+    train(tiny_data, tmp_path, 40, "--name", "whole", *procs)
+    pick = random.Random(5)
+    kills = sorted(pick.sample(range(2, 39), 5))
+    arguments = command(tiny_data, 40, "--name", "parts", "--checkpoint.every-steps", "2", *procs)
+    for kill in kills:
+        process = start(arguments, tmp_path)
+        wait_for_step(tmp_path / "runs" / "parts", kill, process)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.communicate()
+        arguments = ["train", "--resume", "runs/parts", *procs]
+    result = hotlap(*arguments, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    assert losses(tmp_path / "runs" / "parts") == losses(tmp_path / "runs" / "whole")
+    ours, expected = (final_weights(tmp_path / "runs" / name) for name in ("parts", "whole"))
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("procs", ["1", "4"])
+def test_saved_with_two_ranks_a_run_goes_on_with_another_number(tiny_data, tmp_path, procs):
+    train(tiny_data, tmp_path, 30, "--name", "whole", "--procs", "2")
+    process = start(command(tiny_data, 30, "--name", "parts", "--procs", "2", *STEADY), tmp_path)
+    wait_for_step(tmp_path / "runs" / "parts", 12, process)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+    process.communicate()
+    resumed = hotlap("train", "--resume", "runs/parts", "--procs", procs, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    expected = losses(tmp_path / "runs" / "whole")
+    assert losses(tmp_path / "runs" / "parts") == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["--procs", "2"], ["--procs", "4"], ["--micro-sequences", "4"]])
+def test_world_sizes_and_micro_batches_give_one_curve(tiny_data, tmp_path, more):
+    train(tiny_data, tmp_path, 30, "--name", "one")
+    train(tiny_data, tmp_path, 30, "--name", "other", *more)
+    expected = losses(tmp_path / "runs" / "one")
+    assert losses(tmp_path / "runs" / "other") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_killed_while_saving_fifty_times_a_run_always_goes_on(tiny_data, tmp_path):
+    pick = random.Random(7)
+    arguments = command(tiny_data, 100_000, "--name", "run", *STEADY)
+    run = tmp_path / "runs" / "run"
+    interrupted = 0
+    for _ in range(50):
+        reached = max(store.stored(run / "checkpoints"), default=0)
+        process = start(arguments, tmp_path)
+        wait_for_step(run, reached + 2, process)
+        time.sleep(pick.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+        interrupted += any(run.glob("checkpoints/.writing-*"))
+        assert store.load_latest(run / "checkpoints")[0].step >= reached
+        arguments = ["train", "--resume", "runs/run"]
+    assert interrupted > 0, "no kill hit a save: the test shows nothing"
+
+
+@pytest.mark.slow
+def test_two_torchrun_agents_train_together(tiny_data, tmp_path):
+    train(tiny_data, tmp_path, 6, "--name", "one")
+    torchrun = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "lap"),
+        *("-m", "hotlap", *command(tiny_data, 6, "--name", "nodes")),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen(
+            torchrun, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for agent in agents:
+        _, err = agent.communicate(timeout=240)
+        assert agent.returncode == 0, err
+    expected = losses(tmp_path / "runs" / "one")
+    assert losses(tmp_path / "runs" / "nodes") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains_from_the_command_line(tiny_data, tmp_path, recipe):
+    words = command(tiny_data, 30)
+    words[1] = recipe
+    result = hotlap(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    curve = losses(next((tmp_path / "runs").iterdir()))
+    assert sum(curve[-5:]) / 5 < curve[0] - 1
