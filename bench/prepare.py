@@ -11,6 +11,7 @@ import argparse
 import filecmp
 import json
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -111,7 +112,10 @@ def large_input(gigabytes: float) -> None:
         start = time.perf_counter()
         peak = peak_memory(subprocess.Popen(prepare_command(source, directory / "whole")))
         seconds = time.perf_counter() - start
-        print(f"{size / 1e9:.2f} GB of JSONL: {seconds:.0f} s, {size / 1e6 / seconds:.1f} MB/s all in all")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_seconds = used.ru_utime + used.ru_stime
+        print(f"{size / 1e9:.2f} GB of JSONL: {seconds:.0f} s, {size / 1e6 / seconds:.1f} MB/s all in all;")
+        print(f"{cpu_seconds:.0f} CPU seconds, {size / 1e6 / cpu_seconds:.1f} MB per CPU second")
         print(f"peak memory of all processes: {peak / 2**20:.0f} MiB")
 
         killed = subprocess.Popen(prepare_command(source, directory / "again"))
