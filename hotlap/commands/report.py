@@ -24,12 +24,15 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from hotlap.report.runs import load_runs
+
+    runs = load_runs(args.runs)
+    # SciPy takes a second to import: a mistake in the runs is answered before that.
     from hotlap.report.analysis import analyse, label_runs, to_json
     from hotlap.report.page import write_report
     from hotlap.report.picture import write_picture
-    from hotlap.report.runs import load_runs
 
-    runs_by_label = label_runs(load_runs(args.runs))
+    runs_by_label = label_runs(runs)
     analysis = analyse(runs_by_label, args.metric)
     title = args.title or args.runs[0].resolve().name
     out = args.out or args.runs[0] / "report.html"

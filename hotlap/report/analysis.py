@@ -19,7 +19,7 @@ from hotlap.report import stats
 from hotlap.report.runs import Run
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
-from hotlap.settings import diff, flatten, updated
+from hotlap.settings import diff, flatten, shown, updated
 
 LOSS = Metric("loss", "final loss", "nats", 4)
 BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)
@@ -88,7 +88,9 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         name = config.recipe or group[0].name
         parent = first_of_recipe.setdefault(name, group[0])
         changes = [c for c in diff(parent.config, config) if c.name != "seed"]
-        label = ":".join([name, ",".join(f"{c.name}={c.after}" for c in changes[:2])]) if changes else name
+        label = (
+            ":".join([name, ",".join(f"{c.name}={shown(c.after)}" for c in changes[:2])]) if changes else name
+        )
         label += f" and {len(changes) - 2} more" if len(changes) > 2 else ""
         while label in labelled:
             label += "′"
@@ -250,30 +252,32 @@ def settings_that_differ(runs_by_label: RunsByLabel) -> list[tuple[str, list[Any
 
 def to_json(analysis: Analysis) -> dict[str, Any]:
     """Plain data with null for what is not known: what other tools and tables read."""
-    rows = []
-    for row in analysis.rows:
-        waits = {
-            key: {"reached": int(w.reached.sum()), "runs": w.count, "median": stats.median_wait(w)}
-            for key, w in row.waits.items()
+    rows = [
+        {
+            "label": row.label,
+            "runs": row.runs,
+            **{key: asdict(summary) for key, summary in row.values.items()},
+            "to_target": {key: _waits_json(waits) for key, waits in row.waits.items()},
+            "below_target_p": row.below_target_p,
+            "verdict": asdict(row.verdict) if row.verdict else None,
         }
-        values = {key: asdict(summary) for key, summary in row.values.items()}
-        verdict = asdict(row.verdict) if row.verdict else None
-        below = row.below_target_p
-        rows.append(
-            {
-                "label": row.label,
-                "runs": row.runs,
-                **values,
-                "to_target": waits,
-                "below_target_p": below,
-                "verdict": verdict,
-            }
-        )
+        for row in analysis.rows
+    ]
     target = asdict(analysis.target) if analysis.target else None
     plain: dict[str, Any] = finite(
         {"metric": analysis.metric.key, "target": target, "rows": rows, "notes": list(analysis.notes)}
     )
     return plain
+
+
+def _waits_json(waits: Waits) -> dict[str, Any]:
+    median, low, high = stats.median_wait(waits)
+    return {
+        "runs": waits.count,
+        "reached": int(waits.reached.sum()),
+        "mean": asdict(stats.summarize(waits.until)) if waits.all_reached else None,
+        "median": {"median": median, "low": low, "high": high},
+    }
 
 
 def finite(data: Any) -> Any:

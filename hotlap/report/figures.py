@@ -220,7 +220,7 @@ def _target_figure(runs_by_label: RunsByLabel, analysis: Analysis) -> Figure:
             }
         )
     layout = {
-        "xaxis": _axis("training time in seconds") | {"rangemode": "tozero"},
+        "xaxis": _axis("training seconds") | {"rangemode": "tozero"},
         "yaxis": {
             "tickvals": list(range(len(runs_by_label))),
             "ticktext": [html.escape(label) for label in runs_by_label],

@@ -104,8 +104,8 @@ def statistics(analysis: Analysis) -> str:
     percent = f"{100 * CONFIDENCE:g} %"
     target = (
         f" “p, mean ≤ {analysis.target.value:g}” is the one-sided test of the final {analysis.target.kind};"
-        f" this field accepts a record below {TARGET_ALPHA:g}. Times and tokens to target are medians over"
-        " all runs, those that never reached it included."
+        f" this field accepts a record below {TARGET_ALPHA:g}. Where a run never reached the"
+        " target, it counts as still on its way, and a median over all runs stands in place of the mean."
         if analysis.target
         else ""
     )
@@ -159,12 +159,15 @@ def _summary_cell(summary: Summary, metric: Metric) -> Cell:
 
 
 def _wait_cell(waits: Waits, metric: Metric) -> Cell:
+    """The mean where every run got there, else the median, which needs only half of them."""
+    if waits.all_reached:
+        return _summary_cell(stats.summarize(waits.until), metric)
     median, low, high = stats.median_wait(waits)
     reached = f"reached by {int(waits.reached.sum())} of {waits.count}"
     if not math.isfinite(median):
         return f"not known<small>{reached}</small>", math.inf
     upper = metric.format(high) if math.isfinite(high) else "?"
-    return f"{metric.format(median)}<small>{metric.format(low)} to {upper}; {reached}</small>", median
+    return f"median {metric.format(median)}<small>{metric.format(low)} to {upper}; {reached}</small>", median
 
 
 def _p_cell(p: float) -> Cell:

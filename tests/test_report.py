@@ -1,0 +1,335 @@
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hotlap
+from hotlap.cli import dispatch
+from hotlap.errors import HotlapError, ReportError
+from hotlap.report.analysis import analyse, label_runs, pairing_holds, to_json, waits_of
+from hotlap.report.figures import build_figures, mean_and_range
+from hotlap.report.page import render_page, write_report
+from hotlap.report.picture import write_picture
+from hotlap.report.runs import load_run, load_runs
+from tests.command import complaint
+from tests.command import hotlap as run_hotlap
+from tests.synthetic_runs import make_race, make_run
+
+CLEAR = {"sparse-value-embeds": [3.30, 3.31, 3.32], "softcap": [3.20, 3.21, 3.19]}
+
+
+def labelled(path):
+    return label_runs(load_runs([path]))
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, without scripts and styles."""
+    parts: list[str] = []
+
+    class Reader(HTMLParser):
+        skipped = False
+
+        def handle_starttag(self, tag, attrs):  # noqa: ARG002
+            self.skipped = tag in ("script", "style")
+
+        def handle_endtag(self, tag):  # noqa: ARG002
+            self.skipped = False
+
+        def handle_data(self, data):
+            if not self.skipped:
+                parts.append(data)
+
+    Reader().feed(page)
+    return " ".join(" ".join(parts).split())
+
+
+def test_runs_that_differ_in_the_seed_only_share_a_label(tmp_path):
+    make_race(
+        tmp_path,
+        {"softcap": [3.3, 3.3], "softcap:lr": [3.2, 3.2], "adamw": [3.5]},
+        {"softcap:lr": {"optim.muon.lr": 0.03}},
+    )
+    groups = labelled(tmp_path)
+    assert list(groups) == ["softcap", "softcap:optim.muon.lr=0.03", "adamw"]
+    assert [run.config.seed for run in groups["softcap"]] == [0, 1]
+
+
+def test_labels_stay_apart_however_many_settings_differ(tmp_path):
+    same = {"optim.muon.lr": 0.03, "model.softcap": 9.0}
+    for name, changes in (
+        ("a", {}),
+        ("b", {**same, "optim.adam.eps": 1e-7}),
+        ("c", {**same, "optim.adam.eps": 1e-6}),
+    ):
+        make_run(tmp_path / name, changes=changes)
+    labels = list(labelled(tmp_path))
+    assert len(labels) == len(set(labels)) == 3
+    assert "and 1 more" in labels[1]
+
+
+def test_the_first_label_is_compared_with_and_the_verdict_is_in_words(tmp_path):
+    analysis = analyse(labelled(make_race(tmp_path, CLEAR)))
+    first, second = analysis.rows
+    assert (first.label, first.verdict) == ("sparse-value-embeds", None)
+    assert analysis.metric.key == "bpb"
+    assert second.verdict.words.startswith("helps (−0.0385 bits/byte, 95 % CI −0.0")
+    assert second.values["loss"].mean == pytest.approx(3.2)
+
+
+def test_the_metric_follows_from_the_set_up(tmp_path):
+    make_race(tmp_path / "bpb", CLEAR)
+    make_race(tmp_path / "loss", CLEAR, has_bpb=False)
+    target = {"evaluation.target_loss": 3.32}
+    make_race(tmp_path / "target", CLEAR, dict.fromkeys(CLEAR, target))
+    make_race(tmp_path / "mixed", CLEAR, {"softcap": target})
+    keys = {
+        name: analyse(labelled(tmp_path / name)).metric.key for name in ("bpb", "loss", "target", "mixed")
+    }
+    assert keys == {"bpb": "bpb", "loss": "loss", "target": "train_s", "mixed": "bpb"}
+    assert analyse(labelled(tmp_path / "bpb"), "loss").metric.key == "loss"
+    with pytest.raises(ReportError, match="a metric"):
+        analyse(labelled(tmp_path / "bpb"), "train_s")
+
+
+def test_the_same_recipe_twice_gives_no_evidence(tmp_path):
+    losses = np.random.default_rng(0).normal(3.3, 0.01, (2, 5)).tolist()
+    make_race(tmp_path, {"softcap": losses[0]})
+    runs = labelled(tmp_path)["softcap"]
+    other = [
+        load_run(make_run(tmp_path / f"b-{i}", seed=10 + i, final_loss=x)) for i, x in enumerate(losses[1])
+    ]
+    (_, row) = analyse({"A": runs, "B": other}).rows
+    assert row.verdict.words.startswith("no evidence either way")
+    # Bit-identical runs of the same seeds.
+    (_, row) = analyse({"A": runs, "B": runs}).rows
+    assert row.verdict.outcome == "no evidence"
+
+
+def test_pairs_are_a_matter_of_design(tmp_path):
+    five = [3.3, 3.31, 3.32, 3.33, 3.34]
+    make_race(
+        tmp_path,
+        {
+            "softcap": five,
+            "softcap:lr": [x - 0.01 for x in five],
+            "softcap:width": five,
+            "softcap:few": five[:4],
+        },
+        {
+            "softcap:lr": {"optim.muon.lr": 0.03},
+            "softcap:width": {"model.softcap": 20.0},
+            "softcap:few": {"optim.muon.lr": 0.02},
+        },
+    )
+    base, lr, width, few = labelled(tmp_path).values()
+    assert pairing_holds(base, lr)
+    assert not pairing_holds(base, width)
+    assert not pairing_holds(base, few)
+    assert not pairing_holds(few, few)
+    assert not pairing_holds(base, lr[::-1])
+    make_run(tmp_path / "z-last", seed=9, final_loss=3.35, changes={"optim.muon.lr": 0.03}, started="2027")
+    other_seeds = [*lr[1:], load_run(tmp_path / "z-last")]
+    assert not pairing_holds(base, other_seeds)
+    (tmp_path / "z-last" / "config.json").unlink()
+    tests = {row.label: row.verdict.difference.test for row in analyse(labelled(tmp_path)).rows[1:]}
+    assert tests["softcap:model.softcap=20"] == "Welch"
+    assert tests["softcap:optim.muon.lr=0.03"] == "paired t"
+
+
+def test_runs_that_never_reach_the_target_are_censored(tmp_path):
+    changes = {"evaluation.target_loss": 3.4}
+    reached = load_run(make_run(tmp_path / "a", final_loss=3.3, changes=changes))
+    missed = load_run(make_run(tmp_path / "b", final_loss=3.6, changes=changes))
+    diverged = load_run(
+        make_run(tmp_path / "c", final_loss=3.6, changes=changes, status="diverged", steps=20)
+    )
+    target = analyse({"a": [reached]}).target
+    waits = waits_of([reached, missed, diverged], target, "train_s", longest=99.0)
+    assert waits.reached.tolist() == [True, False, False]
+    hit = np.flatnonzero(reached.validation["val_loss"] <= 3.4)[0]
+    assert waits.until.tolist() == pytest.approx([reached.validation["train_s"][hit], 5.0, 99.0])
+
+
+def test_a_target_gets_the_one_sided_test(tmp_path):
+    changes = {label: {"evaluation.target_loss": 3.25} for label in CLEAR}
+    first, second = analyse(labelled(make_race(tmp_path, CLEAR, changes))).rows
+    assert first.below_target_p > 0.9
+    assert second.below_target_p < 0.01
+
+
+def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
+    make_race(tmp_path, CLEAR)
+    make_run(tmp_path / "going", recipe="softcap", seed=3, final_loss=9.0, status=None)
+    analysis = analyse(labelled(tmp_path))
+    assert analysis.rows[1].runs == 4 or analysis.rows[0].runs == 4
+    softcap = next(row for row in analysis.rows if row.label == "softcap")
+    assert softcap.values["loss"].count == 3
+    assert "softcap: running: going (has no final loss yet)" in analysis.notes
+
+
+def test_seeds_that_ran_twice_are_noted(tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, seed=1)
+    assert any("not independent" in note for note in analyse(labelled(tmp_path)).notes)
+
+
+def test_statistics_as_json_are_strict_and_whole(tmp_path):
+    changes = {label: {"evaluation.target_loss": 3.25} for label in CLEAR}
+    data = to_json(analyse(labelled(make_race(tmp_path, CLEAR, changes))))
+    again = json.loads(json.dumps(data, allow_nan=False))
+    assert again["target"] == {"kind": "loss", "value": 3.25}
+    assert again["rows"][0]["to_target"]["train_s"]["reached"] == 0
+    assert again["rows"][1]["to_target"]["train_s"]["mean"]["count"] == 3
+    assert again["rows"][1]["verdict"]["outcome"] in ("helps", "hurts", "no evidence")
+
+
+def test_mean_and_range_cover_what_all_runs_have(tmp_path):
+    runs = [
+        load_run(make_run(tmp_path / "a", final_loss=3.0, steps=50)),
+        load_run(make_run(tmp_path / "b", final_loss=3.2, steps=30)),
+    ]
+    grid, mean, low, high = mean_and_range(runs, "step", "val_loss")
+    assert grid.tolist() == [0, 10, 20, 30]
+    a = np.interp(grid, runs[0].validation["step"], runs[0].validation["val_loss"])
+    b = runs[1].validation["val_loss"]
+    assert mean == pytest.approx((a + b) / 2)
+    assert low == pytest.approx(np.minimum(a, b))
+    assert high == pytest.approx(np.maximum(a, b))
+
+
+def test_figures_of_a_long_run_are_thinned(tmp_path):
+    figures = build_figures(runs := labelled(make_run(tmp_path / "a", steps=2000)), analyse(runs))
+    xs = figures["loss"]["loss"]["step"]["data"][-1]["x"]
+    assert len(xs) == 300
+    assert (xs[0], xs[-1]) == (1, 2000)
+    assert figures["target"] is None
+
+
+def test_a_page_shows_every_part(tmp_path):
+    changes = {label: {"evaluation.target_loss": 3.4} for label in CLEAR}
+    page = render_page(labelled(make_race(tmp_path, CLEAR, changes)), "A race", metric="bpb")
+    text = text_of(page)
+    for part in (
+        "A race",
+        "Verdict",
+        "Time to target",
+        "softcap helps",
+        "p (Holm)",
+        "effect size g",
+        "model.softcap",
+        "blocks.0.mlp.up",
+        "The state of the Union is strong.",
+        "A processor <of note>",
+        "OMP_NUM_THREADS",
+    ):
+        assert part in text, part
+    assert "better" not in text
+    for plot in ("loss", "target", "window", "lr", "momentum", "tokens_per_s", "memory_mib"):
+        assert f'id="{plot}"' in page
+
+
+def test_a_single_run_and_an_empty_one_have_sensible_pages(tmp_path):
+    text = text_of(render_page(labelled(make_run(tmp_path / "a")), "one"))
+    assert "One run has no statistics" in text
+    assert "No verdict" in text
+    started = make_run(tmp_path / "b", status=None)
+    (started / "metrics.jsonl").unlink()
+    (started / "environment.json").unlink()
+    text = text_of(render_page(labelled(started), "begun"))
+    for part in ("running", "0 of 50", "No samples yet", "has not been recorded", "not recorded its routing"):
+        assert part in text, part
+
+
+def test_text_of_runs_cannot_become_markup(tmp_path):
+    evil = '</script><script>alert(1)</script><img src=x onerror="alert(2)">$title'
+    directory = make_run(tmp_path / "<i>run", sample=evil, changes={"recipe": "<b>x</b>"})
+    make_run(tmp_path / "other", changes={"recipe": "plain"})
+    page = render_page(labelled(tmp_path), evil)
+    shell = render_page(labelled(tmp_path / "other"), "t")
+    for tag in ("<script", "</script", "<img", "<b>x", "<i>run"):
+        # Plotly's own code has some of these, in every page alike.
+        assert page.count(tag) == shell.count(tag), tag
+    assert directory.name == "<i>run"
+    assert evil in text_of(page)
+
+
+def test_a_page_loads_nothing_from_elsewhere(tmp_path):
+    page = render_page(labelled(make_run(tmp_path / "a")), "t")
+    shell = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(src|href|action)\s*=\s*["']?(?!data:)\S*//""", shell)
+    assert "url(" not in shell
+    assert "connect-src 'none'" in page
+
+
+def test_a_report_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+    runs = labelled(make_run(tmp_path / "a"))
+    out = tmp_path / "new" / "report.html"
+    write_report(runs, out, "first")
+    assert "<title>first</title>" in out.read_text()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(ReportError, match="No space left"):
+        write_report(runs, out, "second")
+    assert "<title>first</title>" in out.read_text()
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+def test_a_picture_is_a_png_and_the_same_each_time(tmp_path):
+    runs = labelled(make_race(tmp_path / "race", CLEAR))
+    for name in ("a.png", "b.png"):
+        write_picture(runs, tmp_path / name, "costs $5 & more")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_command_writes_page_and_picture_and_prints_the_verdict(tmp_path, capsys):
+    race = make_race(tmp_path / "race", CLEAR)
+    result = run_hotlap("report", str(race), "--png", str(tmp_path / "race.png"))
+    assert result.returncode == 0, result.stderr
+    assert "softcap: helps (−0.0385 bits/byte" in result.stdout
+    assert (race / "report.html").is_file()
+    assert (tmp_path / "race.png").is_file()
+    capsys.readouterr()
+    assert dispatch(["report", str(race), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in data["rows"]] == list(CLEAR)
+
+
+def test_wrong_input_gets_one_line(tmp_path):
+    damaged = make_run(tmp_path / "damaged")
+    file = damaged / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"loss"', '"lossy"', 1))
+    line = complaint(run_hotlap("report", str(damaged)))
+    assert "metrics.jsonl:2" in line
+    assert not (damaged / "report.html").exists()
+    good = make_run(tmp_path / "good")
+    (tmp_path / "file").write_text("")
+    for arguments, part in (
+        ([str(tmp_path / "nowhere")], "no directory"),
+        ([], "RUN"),
+        ([str(good), "--metric", "speed"], "a metric"),
+        ([str(good), "--out", str(tmp_path / "file" / "x.html")], "place to write"),
+    ):
+        with pytest.raises(HotlapError, match=part):
+            dispatch(["report", *arguments])
+    assert dispatch(["report", str(good)]) == 0
+
+
+def test_reports_need_no_torch(tmp_path):
+    run = make_run(tmp_path / "a")
+    code = (
+        f"import sys; from hotlap.cli import dispatch; dispatch(['report', {str(run)!r}]);"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(hotlap.__file__).parents[1]
+    )
+    assert result.returncode == 0, result.stderr
