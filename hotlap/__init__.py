@@ -1,3 +1,23 @@
-"""Hotlap trains small GPT language models against the clock."""
+"""Hotlap trains small GPT language models against the clock.
+
+`hotlap.load(path)` gives the model of a run or of an exported directory; nothing heavy is imported before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotlap.loading import load
+
+__all__ = ["__version__", "load"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        from hotlap.loading import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

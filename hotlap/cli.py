@@ -21,6 +21,9 @@ from hotlap.settings import nearest
 COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
+    "sample": "let a trained model write",
+    "eval": "measure a trained model on whole validation splits",
+    "export": "write a trained model as a directory to give away",
     "data": "prepare, inspect and list token data",
     "report": "write one page of one or many runs: curves, statistics, verdicts",
     "watch": "follow a run in the browser while it trains",

@@ -23,11 +23,13 @@ LEVELS = {
     "optim": 4,
     "data": 4,
     "report": 5,
-    "train": 6,
     "sampling": 6,
-    "commands": 7,
-    "cli": 7,
-    "__main__": 8,
+    "train": 7,
+    "loading": 8,
+    "export": 9,
+    "commands": 10,
+    "cli": 10,
+    "__main__": 11,
 }
 SIDEWAYS = {("model", "optim"), ("model", "data"), ("optim", "data"), ("optim", "model"), ("data", "model")}
 

@@ -17,18 +17,11 @@ from hotlap.data.tokenizer import train_tokenizer
 from hotlap.errors import ConfigError
 from hotlap.model import build_model
 from hotlap.recipes import resolve
-from hotlap.sampling import (
-    Choice,
-    Decoder,
-    TextStream,
-    Visibility,
-    encode_prompt,
-    generate,
-    sample_text,
-    samples,
-    uncached_logits,
-)
 from hotlap.sampling.choose import choose
+from hotlap.sampling.decoder import Decoder
+from hotlap.sampling.generate import TextStream, encode_prompt, generate, sample_text, samples
+from hotlap.sampling.options import SampleOptions
+from hotlap.sampling.visibility import Visibility, uncached_logits
 from hotlap.settings import updated
 
 END = 0
@@ -189,18 +182,9 @@ def test_the_window_is_that_of_the_step(step, window):
     assert Visibility.at_step(tiny("softcap"), step, END).window_tokens == window
 
 
-def whole_samples(model, visibility, prompt, *, max_tokens=60, known=VOCABULARY, n=1, seed=0, **choice):
-    steps = generate(
-        model,
-        visibility,
-        prompt,
-        max_tokens=max_tokens,
-        known_tokens=known,
-        choice=Choice(**choice),
-        seed=seed,
-        num_samples=n,
-    )
-    return samples(steps, max_tokens, n)
+def whole_samples(model, visibility, prompt, *, known=VOCABULARY, **options):
+    asked = SampleOptions(**{"max_tokens": 60, **options})
+    return samples(generate(model, visibility, prompt, asked, known_tokens=known), asked)
 
 
 def test_samples_side_by_side_are_those_made_alone_and_differ_from_each_other():
@@ -208,12 +192,12 @@ def test_samples_side_by_side_are_those_made_alone_and_differ_from_each_other():
     model = randomised(config, torch.float64)
     visibility = Visibility.at_step(config, config.schedule.steps, END)
     prompt = text_of(40).tolist()
-    together = whole_samples(model, visibility, prompt, n=4)
+    together = whole_samples(model, visibility, prompt, num_samples=4)
     assert len({tuple(sample.tokens) for sample in together}) == 4
-    assert whole_samples(model, visibility, prompt, n=2) == together[:2]
-    assert whole_samples(model, visibility, prompt, n=1) == together[:1]
-    assert whole_samples(model, visibility, prompt, n=4) == together
-    assert whole_samples(model, visibility, prompt, n=1, seed=1) != together[:1]
+    assert whole_samples(model, visibility, prompt, num_samples=2) == together[:2]
+    assert whole_samples(model, visibility, prompt, num_samples=1) == together[:1]
+    assert whole_samples(model, visibility, prompt, num_samples=4) == together
+    assert whole_samples(model, visibility, prompt, num_samples=1, seed=1) != together[:1]
 
 
 def test_greedy_takes_the_likeliest_each_time():
@@ -234,7 +218,7 @@ def test_a_sample_stops_at_the_end_of_text():
     with torch.no_grad():
         model.head.weight.zero_()  # every token is as likely as any other
     visibility = Visibility.at_step(config, 0, END)
-    made = whole_samples(model, visibility, [END], max_tokens=100, n=8, temperature=1)
+    made = whole_samples(model, visibility, [END], max_tokens=100, num_samples=8, temperature=1)
     assert any(sample.ended for sample in made)
     for sample in made:
         assert END not in sample.tokens
@@ -248,25 +232,29 @@ def test_ids_that_stand_for_no_token_are_never_drawn():
         model.head.weight.zero_()
     visibility = Visibility.at_step(config, 0, END)
     drawn = [
-        t for s in whole_samples(model, visibility, [END], n=20, known=10, temperature=1) for t in s.tokens
+        t
+        for s in whole_samples(model, visibility, [END], num_samples=20, known=10, temperature=1)
+        for t in s.tokens
     ]
     assert set(drawn) == set(range(1, 10))
-    drawn = [t for s in whole_samples(model, visibility, [END], n=60, temperature=1) for t in s.tokens]
+    drawn = [
+        t for s in whole_samples(model, visibility, [END], num_samples=60, temperature=1) for t in s.tokens
+    ]
     assert set(drawn) == set(range(1, VOCABULARY))
     assert config.model.padded_vocab_size > VOCABULARY
 
 
-def plainly_chosen(logits: list[float], choice: Choice, uniform: float) -> int:
+def plainly_chosen(logits: list[float], options: SampleOptions, uniform: float) -> int:
     """The definition of a draw, one token after the other."""
     tokens = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    if choice.temperature == 0:
+    if options.temperature == 0:
         return tokens[0]
-    weights = {t: math.exp((logits[t] - max(logits)) / choice.temperature) for t in tokens}
-    tokens = tokens[: choice.top_k]
-    if choice.top_p is not None:
+    weights = {t: math.exp((logits[t] - max(logits)) / options.temperature) for t in tokens}
+    tokens = tokens[: options.top_k]
+    if options.top_p is not None:
         total, kept, mass = sum(weights[t] for t in tokens), [], 0.0
         for token in tokens:
-            if mass / total >= choice.top_p:
+            if mass / total >= options.top_p:
                 break
             kept.append(token)
             mass += weights[token]
@@ -289,18 +277,18 @@ def plainly_chosen(logits: list[float], choice: Choice, uniform: float) -> int:
     uniform=st.floats(0, 0.999),
 )
 def test_choosing_follows_its_definition(logits, temperature, top_k, top_p, uniform):
-    choice = Choice(temperature, top_k, top_p)
-    found = choose(torch.tensor([logits]), choice, torch.tensor([uniform], dtype=torch.float64))
-    expected = plainly_chosen(logits, choice, uniform)
+    options = SampleOptions(temperature=temperature, top_k=top_k, top_p=top_p)
+    found = choose(torch.tensor([logits]), options, torch.tensor([uniform], dtype=torch.float64))
+    expected = plainly_chosen(logits, options, uniform)
     if found.item() != expected:  # only where the draw lies within rounding of a border
-        near = {plainly_chosen(logits, choice, min(0.9999, max(0.0, uniform + d))) for d in (-1e-9, 1e-9)}
+        near = {plainly_chosen(logits, options, min(0.9999, max(0.0, uniform + d))) for d in (-1e-9, 1e-9)}
         assert found.item() in near
 
 
 def test_draws_have_the_probabilities_of_the_softmax():
     logits = torch.tensor([1.0, 0.0, -1.0, 3.0])
     uniform = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    tokens = choose(logits.expand(4000, -1), Choice(temperature=2), uniform)
+    tokens = choose(logits.expand(4000, -1), SampleOptions(temperature=2), uniform)
     shares = tokens.bincount(minlength=4) / 4000
     torch.testing.assert_close(shares, (logits / 2).softmax(0), rtol=0, atol=1e-3)
 
@@ -308,9 +296,9 @@ def test_draws_have_the_probabilities_of_the_softmax():
 def test_a_temperature_near_zero_is_greedy_and_a_draw_of_one_stays_inside():
     logits = torch.tensor([[0.0, 30.0, 29.0]])
     one = torch.tensor([1 - 2**-53], dtype=torch.float64)
-    assert choose(logits, Choice(temperature=1e-300), one).item() == 1
-    assert choose(logits, Choice(temperature=1, top_k=2), one).item() == 2
-    assert choose(logits, Choice(temperature=1, top_p=0.5), one).item() == 1
+    assert choose(logits, SampleOptions(temperature=1e-300), one).item() == 1
+    assert choose(logits, SampleOptions(temperature=1, top_k=2), one).item() == 2
+    assert choose(logits, SampleOptions(temperature=1, top_p=0.5), one).item() == 1
 
 
 @pytest.mark.parametrize(
@@ -323,11 +311,14 @@ def test_a_temperature_near_zero_is_greedy_and_a_draw_of_one_stays_inside():
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": math.nan},
+        {"seed": -1},
+        {"max_tokens": 0},
+        {"num_samples": 0},
     ],
 )
-def test_choices_that_make_no_sense_are_refused(wrong):
+def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigError):
-        Choice(**wrong)
+        SampleOptions(**wrong)
 
 
 @pytest.fixture(scope="module")
@@ -356,11 +347,11 @@ def test_sample_text_is_the_same_each_time_and_leaves_the_random_numbers_alone(r
     torch.manual_seed(7)
     expected_next = torch.rand(3)
     torch.manual_seed(7)
-    first = sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30)
+    first = sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30))
     assert torch.equal(torch.rand(3), expected_next)
     assert first.startswith(prompt)
     assert len(first) > len(prompt)
-    assert sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30) == first
+    assert sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30)) == first
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

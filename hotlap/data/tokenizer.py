@@ -138,9 +138,21 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             do="prepare the data with `hotlap data prepare`",
         )
     verify_file(directory, manifest.tokenizer)
-    path = directory / manifest.tokenizer.file
+    return read_tokenizer(directory / manifest.tokenizer.file, manifest.tokenizer.name)
+
+
+def read_tokenizer(path: Path, name: str) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json` that stands by itself."""
     with reading(path):
-        return Tokenizer(manifest.tokenizer.name, path.read_bytes())
+        content = path.read_bytes()
+    try:
+        return Tokenizer(name, content)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise DataError(
+            expected=f"a byte-level BPE tokenizer in {path}",
+            found=f"{type(error).__name__}: {error}",
+            do="restore the file",
+        ) from error
 
 
 def check_vocabulary(vocab_size: int) -> None:

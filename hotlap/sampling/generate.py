@@ -14,10 +14,10 @@ import torch
 
 from hotlap.config import Config
 from hotlap.data.tokenizer import Tokenizer
-from hotlap.errors import ConfigError
 from hotlap.model import GPT, GPT2
-from hotlap.sampling.choose import Choice, Draws, choose
+from hotlap.sampling.choose import Draws, choose
 from hotlap.sampling.decoder import Decoder
+from hotlap.sampling.options import SampleOptions
 from hotlap.sampling.visibility import Visibility
 
 
@@ -35,48 +35,38 @@ def generate(
     model: GPT | GPT2,
     visibility: Visibility,
     prompt: Sequence[int],
+    options: SampleOptions,
     *,
-    max_tokens: int,
     known_tokens: int,
-    choice: Choice,
-    seed: int = 0,
-    num_samples: int = 1,
 ) -> Iterator[list[int | None]]:
     """Step by step, the next token of every sample; None for those that have ended.
 
     `known_tokens`: only ids below are drawn. The same seed gives sample i the same draws in any company.
     """
-    check_counts(max_tokens, num_samples)
-    draws = Draws(seed, num_samples)
+    draws = Draws(options.seed, options.num_samples)
     device = model.embed.weight.device
-    decoder = Decoder(model, visibility, num_samples)
+    decoder = Decoder(model, visibility, options.num_samples)
     logits_SV = decoder.start(torch.tensor(prompt, dtype=torch.long, device=device))
-    ended = [False] * num_samples
-    for count in range(1, max_tokens + 1):
-        tokens_S = choose(logits_SV[:, :known_tokens], choice, draws.next())
+    ended = [False] * options.num_samples
+    for count in range(1, options.max_tokens + 1):
+        tokens_S = choose(logits_SV[:, :known_tokens], options, draws.next())
         drawn = tokens_S.tolist()
         ended = [was or token == visibility.end_of_text for was, token in zip(ended, drawn, strict=True)]
         if all(ended):
             return
         yield [None if over else token for over, token in zip(ended, drawn, strict=True)]
-        if count < max_tokens:
+        if count < options.max_tokens:
             logits_SV = decoder.step(tokens_S.to(device))
 
 
-def check_counts(max_tokens: int, num_samples: int) -> None:
-    for name, value in (("tokens", max_tokens), ("samples", num_samples)):
-        if value < 1:
-            raise ConfigError(expected=f"1 or more {name}", found=f"{value}", do="give a positive number")
-
-
-def samples(steps: Iterator[list[int | None]], max_tokens: int, num_samples: int) -> list[Sample]:
+def samples(steps: Iterator[list[int | None]], options: SampleOptions) -> list[Sample]:
     """The whole samples that `generate` goes through."""
-    tokens: list[list[int]] = [[] for _ in range(num_samples)]
+    tokens: list[list[int]] = [[] for _ in range(options.num_samples)]
     for step in steps:
         for sample, token in zip(tokens, step, strict=True):
             if token is not None:
                 sample.append(token)
-    return [Sample(sample, ended=len(sample) < max_tokens) for sample in tokens]
+    return [Sample(sample, ended=len(sample) < options.max_tokens) for sample in tokens]
 
 
 class TextStream:
@@ -99,26 +89,17 @@ def sample_text(
     config: Config,
     tokenizer: Tokenizer,
     step: int,
-    *,
     prompt: str = "",
-    max_tokens: int = 100,
-    choice: Choice | None = None,
-    seed: int = 0,
+    options: SampleOptions | None = None,
 ) -> str:
     """The prompt and what a model goes on with after `step` updates of its run; the same each time.
 
     Made for a run in progress: what was compiled for training stays as it is, and so do its random numbers.
     """
+    options = options or SampleOptions()
     visibility = Visibility.at_step(config, step, tokenizer.end_of_text)
+    ids = encode_prompt(tokenizer, prompt)
     with torch.compiler.set_stance("force_eager"):
-        steps = generate(
-            model,
-            visibility,
-            encode_prompt(tokenizer, prompt),
-            max_tokens=max_tokens,
-            known_tokens=tokenizer.vocab_size,
-            choice=choice or Choice(),
-            seed=seed,
-        )
-        (sample,) = samples(steps, max_tokens, num_samples=1)
-    return prompt + tokenizer.decode(sample.tokens)
+        steps = generate(model, visibility, ids, options, known_tokens=tokenizer.vocab_size)
+        first = samples(steps, options)[0]
+    return prompt + tokenizer.decode(first.tokens)

@@ -113,15 +113,7 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
     vocab_size = config.model.vocab_size
     train = open_split(directory, "train", vocab_size=vocab_size)
     val = open_split(directory, "val", vocab_size=vocab_size)
-    end_of_text = train.end_of_text
-    if end_of_text is None:
-        if config.data.tokenizer != "gpt2":
-            raise DataError(
-                expected="a manifest that names the end-of-text token",
-                found=f"bare shards in {directory}",
-                do="prepare the data with `hotlap data prepare`, or use GPT-2's tokenizer",
-            )
-        end_of_text = GPT2_END_OF_TEXT
+    end_of_text = end_of_text_of(train, config.data.tokenizer)
     batch = config.batch
     loader = Loader(
         train,
@@ -153,6 +145,19 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
         bytes_per_token(val, config.data.bytes_per_token),
         load_tokenizer(directory) if train.manifest and train.manifest.tokenizer.file else None,
     )
+
+
+def end_of_text_of(stream: TokenStream, tokenizer: str) -> int:
+    """The token that starts a document; bare shards do not say it, and only GPT-2's is known."""
+    if stream.end_of_text is not None:
+        return stream.end_of_text
+    if tokenizer != "gpt2":
+        raise DataError(
+            expected="a manifest that names the end-of-text token",
+            found=f"bare shards in {stream.name}",
+            do="prepare the data with `hotlap data prepare`, or use GPT-2's tokenizer",
+        )
+    return GPT2_END_OF_TEXT
 
 
 def bytes_per_token(val: TokenStream, given: float | None) -> float | None:

@@ -1,0 +1,119 @@
+"""`hotlap eval RUN`: loss and bits per byte of a trained model on whole validation splits, one line a source.
+
+Measured as the trainer validates: the same sequences, the window of the checkpoint's step, the same sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from hotlap.cli import Parser
+from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.errors import DataError
+from hotlap.terminal import make_console
+
+if TYPE_CHECKING:
+    from hotlap.data.stream import TokenStream
+    from hotlap.loading import LoadedModel
+
+
+def configure(parser: Parser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--data",
+        action="append",
+        type=Path,
+        metavar="DIR",
+        help="prepared data; may be given several times (default: what the run was trained on)",
+    )
+    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N (default: the whole split)")
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    loaded = load_model(args)
+    directories: list[Path] = args.data or [training_directory(loaded)]
+    # All of them are opened before the first is measured: a wrong one should not cost the time of the others.
+    splits = [open_validation(loaded, directory) for directory in directories]
+    results = [
+        {"data": str(directory), **measure(loaded, val, args.tokens)}
+        for directory, val in zip(directories, splits, strict=True)
+    ]
+    if args.json:
+        answer = {"run": str(args.run), "step": loaded.step, "sources": results}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        return 0
+    table = Table("data", "loss", "bits per byte", "tokens", "left out", "bytes", title=f"step {loaded.step}")
+    for result in results:
+        bpb, text_bytes = result["bpb"], result["bytes"]
+        table.add_row(
+            result["data"],
+            f"{result['loss']:.4f}",
+            "unknown" if bpb is None else f"{bpb:.4f}",
+            f"{result['tokens']:,}",
+            f"{result['tokens_left_out']:,}",
+            "unknown" if text_bytes is None else f"{text_bytes:,}",
+        )
+    make_console().print(table)
+    return 0
+
+
+def training_directory(loaded: LoadedModel) -> Path:
+    directory = loaded.stored.training["data"].get("directory")
+    if directory is None or not Path(directory).is_dir():
+        raise DataError(
+            expected="the data that the run was trained on",
+            found=f"nothing at {directory}" if directory else "no word about where it is",
+            do="name a directory with --data",
+        )
+    return Path(directory)
+
+
+def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
+    """The validation split, of the tokenizer that the model was trained with."""
+    from hotlap.data.stream import open_split
+
+    val = open_split(directory, "val", vocab_size=loaded.config.model.vocab_size)
+    if val.manifest is not None and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint:
+        raise DataError(
+            expected=f"data of the model's tokenizer {loaded.tokenizer.name}"
+            f" ({loaded.tokenizer.fingerprint[:16]}…)",
+            found=f"{val.manifest.tokenizer.name} ({val.manifest.tokenizer.sha256[:16]}…) in {directory}",
+            do="prepare the text with the tokenizer of the run",
+        )
+    return val
+
+
+def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[str, Any]:
+    from hotlap.attention import choose_backend
+    from hotlap.data.validation import validation_batches
+    from hotlap.train.evaluate import evaluate
+    from hotlap.train.lap import bytes_per_token, end_of_text_of
+    from hotlap.train.masking import Masking
+
+    config = loaded.config
+    # What was trained with flex may be measured where there is none; `auto` is flex where there is.
+    backend = "auto" if config.attention.backend == "flex" else config.attention.backend
+    masking = Masking(
+        config,
+        choose_backend(backend, loaded.device, saved_bytes=0),
+        end_of_text_of(val, config.data.tokenizer),
+        loaded.device,
+    )
+    masking.set_step(loaded.step)
+    batches = validation_batches(val, tokens, config.batch.sequence_tokens, device=loaded.device)
+    text_bytes = bytes_per_token(val, config.data.bytes_per_token)
+    evaluation = evaluate(loaded.model, masking, batches, text_bytes)
+    return {
+        "loss": evaluation.loss,
+        "bpb": evaluation.bpb,
+        "tokens": batches.tokens,
+        "tokens_left_out": batches.tokens_left_out,
+        "bytes": None if text_bytes is None else round(text_bytes * batches.tokens),
+    }

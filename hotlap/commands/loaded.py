@@ -1,0 +1,30 @@
+"""The arguments that `sample`, `eval` and `export` have in common: which trained model, on what device."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotlap.cli import Parser
+
+if TYPE_CHECKING:
+    from hotlap.loading import LoadedModel
+
+
+def add_model_arguments(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run's directory, or an exported model's")
+    parser.add_argument(
+        "--checkpoint",
+        default="latest",
+        metavar="latest|best|PATH",
+        help="which of a run's checkpoints (default: latest)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    parser.add_argument("--precision", help="auto, float32 or bfloat16 (default: as the run was trained)")
+
+
+def load_model(args: argparse.Namespace) -> LoadedModel:
+    from hotlap.loading import load
+
+    return load(args.run, checkpoint=args.checkpoint, device=args.device, precision=args.precision)

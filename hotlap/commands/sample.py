@@ -1,0 +1,109 @@
+"""`hotlap sample RUN`: text from a trained model, shown as it is made; the speed goes to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hotlap.cli import Parser
+from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.progress import to_stderr
+from hotlap.sampling.options import SampleOptions
+
+if TYPE_CHECKING:
+    from hotlap.loading import LoadedModel
+
+INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+
+
+def configure(parser: Parser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="what the text begins with; may be given several times (default: nothing)",
+    )
+    options = SampleOptions()
+    parser.add_argument(
+        "--tokens", type=int, default=options.max_tokens, metavar="N", help="at most (%(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=options.temperature, help="0: the likeliest token (%(default)s)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="among the likeliest of total probability P")
+    parser.add_argument(
+        "--seed", type=int, default=options.seed, help="the same gives the same text (%(default)s)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=options.num_samples, metavar="N", help="of each prompt (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="for a program to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    options = SampleOptions(args.tokens, args.samples, args.temperature, args.top_k, args.top_p, args.seed)
+    loaded = load_model(args)
+    prompts: list[str] = args.prompt or [""]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal has no letters for
+    started = time.perf_counter()
+    results = []
+    try:
+        for number, prompt in enumerate(prompts):
+            if not args.json and number:
+                sys.stdout.write("\n")
+            results.append(sample_prompt(loaded, prompt, options, as_json=args.json))
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return INTERRUPTED
+    seconds = time.perf_counter() - started
+    made = sum(len(sample["tokens"]) for result in results for sample in result["samples"])
+    if args.json:
+        answer = {
+            "run": str(args.run),
+            "step": loaded.step,
+            "window_tokens": loaded.visibility.window_tokens,
+            "results": results,
+            "tokens_per_s": made / seconds,
+        }
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    to_stderr(f"step {loaded.step}: {made} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens a second")
+    return 0
+
+
+def sample_prompt(
+    loaded: LoadedModel, prompt: str, options: SampleOptions, *, as_json: bool
+) -> dict[str, Any]:
+    """All samples of one prompt. A single one is written token by token, several when all are done."""
+    from hotlap.sampling.generate import TextStream, samples
+
+    tokenizer = loaded.tokenizer
+    steps = loaded.generate_steps(prompt, options)
+    if options.num_samples == 1 and not as_json:
+        stream = TextStream(tokenizer)
+        write(prompt)
+        tokens = []
+        for (token,) in steps:
+            assert token is not None, "generation ends with its only sample"
+            tokens.append(token)
+            write(stream.add(token))
+        write(stream.close() + "\n")
+        return {"prompt": prompt, "samples": [{"tokens": tokens}]}
+    described = []
+    for number, sample in enumerate(samples(steps, options), start=1):
+        text = prompt + tokenizer.decode(sample.tokens)
+        described.append({"text": text, "tokens": sample.tokens, "ended": sample.ended})
+        if not as_json:
+            write(f"── sample {number} of {options.num_samples}\n{text}\n")
+    return {"prompt": prompt, "samples": described}
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
