@@ -31,6 +31,7 @@ COMMANDS = {
 }
 
 USER_MISTAKE = 2
+INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except HotlapError as mistake:
         print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201
         code = USER_MISTAKE
+    except KeyboardInterrupt:
+        print("hotlap: interrupted", file=sys.stderr)  # noqa: T201
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`hotlap … | head`): not an error of this command.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from hotlap.cli import Parser
+from hotlap.cli import INTERRUPTED, Parser
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from hotlap.train.run_directory import RunDirectory
 
 NEWEST_RUN = "the newest run"
-SAMPLE_TOKENS = 120
 
 
 def configure(parser: Parser) -> None:
@@ -176,7 +175,6 @@ def train_here(
     sinks: list[str],
     console: Console,
 ) -> int:
-    from hotlap.train.interrupt import EXIT_CODE_INTERRUPTED
     from hotlap.train.launch import tell_launcher
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
@@ -195,7 +193,7 @@ def train_here(
             f" hotlap train --resume {result.directory.path}",
             soft_wrap=True,
         )
-        return EXIT_CODE_INTERRUPTED
+        return INTERRUPTED
     finish(result, result.directory, console)
     return 0
 
@@ -224,9 +222,7 @@ def sample(result: Result) -> str | None:
     lap = result.lap
     if lap.data.tokenizer is None:
         return None
-    return sample_text(
-        lap.model, lap.config, lap.data.tokenizer, result.summary["steps"], max_tokens=SAMPLE_TOKENS
-    )
+    return sample_text(lap.model, lap.config, lap.data.tokenizer, result.summary["steps"])
 
 
 def results_table(summary: dict[str, Any]) -> Table:

@@ -115,7 +115,7 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
         raise DataError(
             expected=f"a finished preparation in {directory}",
             found=f"{UNFINISHED_NAME}, which says that it was interrupted",
-            do="run the same `hotlap data prepare` again; it goes on where it stopped",
+            do="run the same `hotlap data prepare` again; it starts over",
         )
     manifest = read_manifest(directory)
     if manifest is not None:
