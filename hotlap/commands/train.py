@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from hotlap.cli import INTERRUPTED, Parser
+from hotlap.cli import INTERRUPTED, USER_MISTAKE, Parser
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
@@ -183,7 +183,8 @@ def train_here(
     try:
         result = run_training(config, RunOptions(root, name, checkpoint, sinks), console)
     except HotlapError as mistake:
-        tell_launcher(rank, str(mistake))
+        if tell_launcher(rank, mistake):
+            return USER_MISTAKE
         raise
     if result.directory is None:
         return 0

@@ -6,8 +6,10 @@ alike on every rank, and the model is wrapped for gradient averaging only when t
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,13 +82,19 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
             warm_up(model, masking, config, device)
     module: nn.Module = model
     if distributed.world_size > 1:
-        device_ids = [device] if device.type == "cuda" else None
-        module = DistributedDataParallel(
-            model, device_ids=device_ids, gradient_as_bucket_view=True, broadcast_buffers=False
-        )
+        module = average_gradients(model, device)
     return Lap(
         config, distributed, data, dtype, backend, model, module, masking, routing, optimizers, compiled, peak
     )
+
+
+def average_gradients(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    # Buffers are tables that every rank computes alike. Newer releases of torch renamed the option.
+    known = inspect.signature(DistributedDataParallel).parameters
+    sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    device_ids = [device] if device.type == "cuda" else None
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, sync_buffers: False}
+    return DistributedDataParallel(model, device_ids=device_ids, **options)
 
 
 def packed_tokens(config: Config) -> int:

@@ -1,19 +1,22 @@
 """`hotlap train --procs N`: the same command under torchrun's own launcher, on this machine.
 
-Each worker writes the mistake that ended it to a file, so that the launcher can say in one line which rank
-failed and why, instead of a report about processes.
+A worker leaves the mistake that ended it in a file instead of printing it, so that the launcher can say in
+one line which rank failed and why, instead of a report about processes.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotlap.errors import TrainingError
+from hotlap.errors import HotlapError, TrainingError
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
 
@@ -25,12 +28,13 @@ def launch(procs: int, arguments: Sequence[str]) -> None:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="hotlap-launch-") as folder:
-        failure_file = Path(folder) / "failure"
+        failure_file = Path(folder) / "failure.json"
         os.environ[FAILURE_FILE_VARIABLE] = str(failure_file)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=procs,
+            run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
@@ -39,22 +43,38 @@ def launch(procs: int, arguments: Sequence[str]) -> None:
             elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
-            told = failure_file.read_text() if failure_file.exists() else f"exit code {failure.exitcode}"
-            raise TrainingError(
-                expected=f"all {procs} processes to finish",
-                found=told if failure_file.exists() else f"rank {rank} ended with {told}",
-                do="see its output above; `--resume` goes on from the last checkpoint",
-            ) from None
+            raise told_by_a_rank(failure_file) or died(procs, rank, failure.exitcode) from None
 
 
-def tell_launcher(rank: int, message: str) -> bool:
-    """Leave a worker's reason for failing where the launcher finds it; the first one counts."""
+def tell_launcher(rank: int, mistake: HotlapError) -> bool:
+    """Leave a worker's reason for failing where the launcher finds it; False where there is none.
+
+    The first one counts: the other ranks fail because of it.
+    """
     path = os.environ.get(FAILURE_FILE_VARIABLE)
     if path is None:
         return False
+    reason = {"rank": rank, "expected": mistake.expected, "found": mistake.found, "do": mistake.do}
     try:
         with open(path, "x") as file:
-            file.write(f"rank {rank}: {message}")
+            json.dump(reason, file)
     except FileExistsError:
         pass
     return True
+
+
+def told_by_a_rank(failure_file: Path) -> TrainingError | None:
+    if not failure_file.exists():
+        return None
+    reason = json.loads(failure_file.read_text())
+    found = f"on rank {reason['rank']} {reason['found']}"
+    return TrainingError(expected=reason["expected"], found=found, do=reason["do"])
+
+
+def died(procs: int, rank: int, exit_code: int) -> TrainingError:
+    how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
+    return TrainingError(
+        expected=f"all {procs} processes to finish",
+        found=f"rank {rank} ended {how}",
+        do="see its output above; `--resume` goes on from the last checkpoint",
+    )

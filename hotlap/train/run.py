@@ -37,7 +37,7 @@ from hotlap.train.metrics import (
 )
 from hotlap.train.recorder import MainRecorder, Recorder
 from hotlap.train.run_directory import RunDirectory
-from hotlap.train.sinks import open_sinks
+from hotlap.train.sinks import check_sinks, open_sinks
 from hotlap.train.snapshot import Progress, Snapshots, restore
 
 
@@ -63,6 +63,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     """Train; returns when the run is over, on every rank."""
     device = select_device(config.runtime.device)
     check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
+    check_sinks(options.sinks)
     set_up_process(config, device)
     with ExitStack() as stack:
         distributed = stack.enter_context(process_group(device.type))

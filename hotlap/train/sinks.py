@@ -14,7 +14,6 @@ SINKS = ("tensorboard", "wandb")
 
 class TensorBoardSink:
     def __init__(self, directory: Path) -> None:
-        _require("tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(str(directory / "tensorboard"))
 
@@ -39,13 +38,19 @@ class WandbSink:
         self._run.finish()
 
 
-def open_sinks(names: list[str], directory: Path, config: dict[str, Any]) -> list[Sink]:
-    sinks: list[Sink] = []
+def check_sinks(names: list[str]) -> None:
+    """Before anything starts: the names are known and their packages installed."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(expected=f"--log {' or '.join(SINKS)}", found=name, do="choose one of those")
-        sinks.append(TensorBoardSink(directory) if name == "tensorboard" else WandbSink(directory, config))
-    return sinks
+        _require(name)
+
+
+def open_sinks(names: list[str], directory: Path, config: dict[str, Any]) -> list[Sink]:
+    return [
+        TensorBoardSink(directory) if name == "tensorboard" else WandbSink(directory, config)
+        for name in names
+    ]
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:
