@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from bench.peak import best_seconds, sgemm_peak_flops
+from bench.peak import best_seconds, keep_freed_memory, sgemm_peak_flops
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
@@ -32,6 +32,7 @@ def measure(
 ) -> tuple[float, int, float]:
     """Seconds, bytes, and fraction of the sgemm peak counting three products; no chunk is the plain head."""
     num_tokens, width, vocabulary = shape
+    keep_freed_memory()
     torch.set_num_threads(threads)
     x = torch.randn(num_tokens, width, requires_grad=True)
     weight = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
