@@ -347,11 +347,11 @@ def test_sample_text_is_the_same_each_time_and_leaves_the_random_numbers_alone(r
     torch.manual_seed(7)
     expected_next = torch.rand(3)
     torch.manual_seed(7)
-    first = sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30))
+    first = sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30)
     assert torch.equal(torch.rand(3), expected_next)
     assert first.startswith(prompt)
     assert len(first) > len(prompt)
-    assert sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30)) == first
+    assert sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30) == first
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
