@@ -6,6 +6,7 @@ stands under the name that was asked for is complete and checked.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hotlap.data.manifest import read_manifest
 from hotlap.data.tokenizer import TOKENIZER_FILE
 from hotlap.errors import CheckpointError
 from hotlap.loading import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
-from hotlap.settings import to_json
+from hotlap.settings import to_json, updated
 from hotlap.train.durable import make_directory, sync, writing
 
 CARD_FILE = "README.md"
@@ -70,21 +71,28 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
         "tokenizer": tokenizer.name,
         "training": training,
         "sha256": {name: file_sha256(directory / name) for name in (MODEL_FILE, TOKENIZER_FILE)},
-        "config": to_json(loaded.config),
+        "config": to_json(
+            updated(loaded.config, {"data.source": without_folders(loaded.config.data.source)})
+        ),
     }
     (directory / CONFIG_FILE).write_bytes(seal(content))
 
 
 def shareable(loaded: LoadedModel) -> dict[str, Any]:
     """The facts of the training without paths of the machine, and with the licence of the text."""
-    training = dict(loaded.stored.training)
+    training = loaded.stored.training
     data = dict(training["data"])
     directory = data.pop("directory", None)
     if directory is not None:
         manifest = read_manifest(Path(directory)) if Path(directory).is_dir() else None
         data["licence"] = manifest.licence if manifest else None
-        data["source"] = manifest.source if manifest else data.get("source")
+        data["source"] = without_folders(manifest.source if manifest else loaded.config.data.source)
     return {**training, "data": data}
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths cut down to their last part: a model that is given away tells nothing of its machine."""
+    return re.sub(r"(?<![\w:/])/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
 def check_equal(loaded: LoadedModel, directory: Path) -> None:

@@ -80,7 +80,8 @@ class LoadedModel:
         else:
             ids = [int(token) for token in text_or_ids]
         self._check_ids(ids)
-        return uncached_logits(self.model, self.visibility, torch.tensor(ids, device=self.device))
+        tokens_T = torch.tensor(ids, device=self.device)
+        return uncached_logits(self.model, self.visibility, tokens_T).contiguous()
 
     def generate(self, prompt: str = "", **options: Any) -> list[str]:
         """The prompt and how it goes on, once for each sample; options are those of `SampleOptions`."""

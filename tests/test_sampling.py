@@ -16,6 +16,7 @@ from hotlap.config import Config
 from hotlap.data.tokenizer import train_tokenizer
 from hotlap.errors import ConfigError
 from hotlap.model import build_model
+from hotlap.model.rotary import Rotary
 from hotlap.recipes import resolve
 from hotlap.sampling.choose import choose
 from hotlap.sampling.decoder import Decoder
@@ -161,6 +162,16 @@ def test_reading_goes_beyond_the_precomputed_positions():
     with torch.no_grad():
         whole = long_model.logits(long_model.hidden(tokens, plans))  # by its table
     torch.testing.assert_close(cached_logits(model, visibility, tokens, 400), whole[399:], rtol=0, atol=1e-5)
+
+
+def test_angles_are_position_times_frequency_within_the_table_and_beyond():
+    rotary = Rotary(head_dim=8, kind="full", base=10000.0, max_tokens=16)
+    found = rotary.at(torch.tensor([3, 5000, 0]), torch.float32)
+    for row, position in enumerate([3, 5000, 0]):
+        angles = [position * 10000.0 ** -(pair / 4) for pair in range(4)]
+        torch.testing.assert_close(found.cos[row, 0], torch.tensor(angles).cos(), rtol=0, atol=1e-3)
+        torch.testing.assert_close(found.sin[row, 0], torch.tensor(angles).sin(), rtol=0, atol=1e-3)
+    assert torch.equal(rotary(16, torch.float32).cos[3], found.cos[0])
 
 
 def test_the_cache_holds_the_window_and_no_more():
@@ -347,11 +358,11 @@ def test_sample_text_is_the_same_each_time_and_leaves_the_random_numbers_alone(r
     torch.manual_seed(7)
     expected_next = torch.rand(3)
     torch.manual_seed(7)
-    first = sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30))
+    first = sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30)
     assert torch.equal(torch.rand(3), expected_next)
     assert first.startswith(prompt)
     assert len(first) > len(prompt)
-    assert sample_text(model, config, tokenizer, 3, prompt, SampleOptions(max_tokens=30)) == first
+    assert sample_text(model, config, tokenizer, 3, prompt=prompt, max_tokens=30) == first
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

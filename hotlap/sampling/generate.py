@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -89,17 +90,19 @@ def sample_text(
     config: Config,
     tokenizer: Tokenizer,
     step: int,
+    *,
     prompt: str = "",
-    options: SampleOptions | None = None,
+    **options: Any,
 ) -> str:
     """The prompt and what a model goes on with after `step` updates of its run; the same each time.
 
-    Made for a run in progress: what was compiled for training stays as it is, and so do its random numbers.
+    `options` are those of `SampleOptions`. Made for a run in progress: what was compiled for training stays
+    as it is, and so do its random numbers.
     """
-    options = options or SampleOptions()
+    asked = SampleOptions(**options)
     visibility = Visibility.at_step(config, step, tokenizer.end_of_text)
     ids = encode_prompt(tokenizer, prompt)
     with torch.compiler.set_stance("force_eager"):
-        steps = generate(model, visibility, ids, options, known_tokens=tokenizer.vocab_size)
-        first = samples(steps, options)[0]
+        steps = generate(model, visibility, ids, asked, known_tokens=tokenizer.vocab_size)
+        first = samples(steps, asked)[0]
     return prompt + tokenizer.decode(first.tokens)
