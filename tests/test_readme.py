@@ -1,0 +1,104 @@
+"""Every command of the README is run: quick ones here, a whole lap among the slow tests."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command import hotlap
+
+README = Path(__file__).parents[1] / "README.md"
+
+# A short run stands for the README's: the same command, with these added.
+SHORT = "--size pico --steps 3 --evaluation.tokens 1024 --threads 1 --precision float32 --data.source {data}"
+
+
+def sh_lines() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def hotlap_lines() -> list[str]:
+    return [line.removeprefix("hotlap ") for line in sh_lines() if line.startswith("hotlap ")]
+
+
+def test_there_are_only_make_targets_that_exist_and_hotlap_commands():
+    makefile = (README.parent / "Makefile").read_text()
+    for line in sh_lines():
+        if line.startswith("make "):
+            assert re.search(rf"^{line.removeprefix('make ')}:", makefile, flags=re.MULTILINE), line
+        else:
+            assert line.startswith("hotlap "), line
+
+
+def test_the_commands_run_in_the_order_of_the_page(tiny_data, tmp_path):
+    texts = tmp_path / "my-texts"
+    texts.mkdir()
+    for number in range(30):
+        (texts / f"{number}.txt").write_text(README.read_text(encoding="utf-8")[number * 50 :])
+    done = []
+    for line in hotlap_lines():
+        words = shlex.split(line)
+        if words[0] == "train" and "--dry-run" not in words:
+            words = shorten(words, tiny_data)
+        if "4096" in words:
+            words[words.index("4096")] = "512"
+        result = hotlap(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+        assert result.returncode == 0, (line, result.stderr)
+        done.append(words[0])
+    assert {"recipes", "train", "sample", "eval", "report", "export", "data", "doctor"} <= set(done)
+
+
+def shorten(words: list[str], data: Path) -> list[str]:
+    """The same run, small: its own values of what SHORT sets are left out."""
+    extra = shlex.split(SHORT.format(data=data))
+    kept = list(words)
+    for option, value in zip(extra[::2], extra[1::2], strict=True):
+        if option in kept and option != "--data.source":
+            at = kept.index(option)
+            del kept[at : at + 2]
+        if option != "--data.source" or option not in kept:
+            kept += [option, value]
+    return kept
+
+
+def test_the_python_example_runs(tiny_data, tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for words in (
+        shorten(["train", "softcap", "--size", "nano", "--name", "first"], tiny_data),
+        ["export", "runs/first", "exported"],
+    ):
+        result = hotlap(*words, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    import os
+    import sys
+
+    run = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(README.parent)},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("The state of the Union is")
+
+
+def test_links_lead_to_files():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8")):
+        assert (README.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_make_lap_in_a_fresh_clone(tmp_path):
+    root = README.parent
+    subprocess.run(["git", "clone", "--quiet", str(root), str(tmp_path / "clone")], check=True)
+    lap = subprocess.run(["make", "lap"], cwd=tmp_path / "clone", capture_output=True, text=True)
+    assert lap.returncode == 0, lap.stderr
+    assert "report:" in lap.stdout
+    bpb = float(re.search(r"bits per byte ([\d.]+)", lap.stdout)[1])
+    assert bpb <= 1.45
