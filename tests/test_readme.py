@@ -1,8 +1,10 @@
 """Every command of the README is run: quick ones here, a whole lap among the slow tests."""
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,15 +75,9 @@ def test_the_python_example_runs(tiny_data, tmp_path):
     ):
         result = hotlap(*words, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
-    import os
-    import sys
-
+    environment = {**os.environ, "PYTHONPATH": str(README.parent)}
     run = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(README.parent)},
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("The state of the Union is")
