@@ -1,8 +1,10 @@
 # Every target sets up what it needs in .venv first; a second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests run one thread each, one worker a core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto
 
-.PHONY: lap lint test test-all bench setup clean
+.PHONY: lap lint test test-all bench recipes-table setup clean
 
 setup: .venv/.ready
 
@@ -12,7 +14,7 @@ setup: .venv/.ready
 	touch $@
 
 lap: setup
-	$(BIN)/hotlap train softcap --dry-run
+	$(BIN)/hotlap train softcap --size nano
 
 lint: setup
 	$(BIN)/ruff check .
@@ -20,10 +22,10 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/pytest -m ''
+	$(PYTEST) -m ''
 
 bench: setup
 	$(BIN)/python -m bench
