@@ -34,8 +34,9 @@ TRAIN_FIELDS = (
     "memory_mib",
 )
 VALIDATION_FIELDS = ("step", "val_loss", "val_bpb", "tokens", "train_s")
-# A number that a run may not have (bits per byte without a manifest) is null in the file and nan here.
-MAY_BE_NULL = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
+# Null in the file and nan here: what a run does not have (bits per byte without a manifest), or what was not
+# finite (a loss that diverged).
+MAY_BE_NULL = {"loss", "val_loss", "val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
 FINAL_STATUSES = {"finished", "target", "diverged"}
 
 
