@@ -60,9 +60,13 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from hotlap.race.directory import RaceDirectory
-    from hotlap.race.plan import make_plan
+    from hotlap.race.plan import make_plan, parse_spec
 
     if args.resume is None:
+        for spec in args.recipes:
+            parse_spec(
+                spec
+            )  # torch, which knows the default size, takes seconds: mistakes are answered first
         size, seeds, settings = common_options(args)
         plan = make_plan(args.recipes, size, seeds, settings, args.procs)
         return carry_out(plan, RaceDirectory(args.runs / (args.name or plan.default_name)), args.budget)

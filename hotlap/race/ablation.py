@@ -110,7 +110,12 @@ def make_ablation(
         )
     ancestor = against or line[0]
     full = updated(resolve(recipe, size), settings)
-    changes = [c for c in diff(updated(resolve(ancestor, size), settings), full) if c.name != "recipe"]
+    # A setting that was given for every run is the same with and without the recipe's change of it.
+    changes = [
+        change
+        for change in diff(resolve(ancestor, size), resolve(recipe, size))
+        if change.name != "recipe" and change.name not in settings
+    ]
     entries, left_out = [Entry(recipe, recipe)], []
     for part in take_apart(changes):
         back = {change.name: change.before for change in part.changes}
