@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: lap lint test test-all bench setup clean
+.PHONY: lap lint test test-all bench recipes-table setup clean
 
 setup: .venv/.ready
 
@@ -27,6 +27,12 @@ test-all: lint
 
 bench: setup
 	$(BIN)/python -m bench
+
+# About 40 minutes on two cores; stopped, it goes on when called again. RACE: options of `hotlap race`.
+RACE ?= --size nano --seeds 3
+
+recipes-table: setup
+	$(BIN)/python -m bench.recipes_table $(RACE)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
