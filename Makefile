@@ -30,5 +30,11 @@ test-all: lint
 bench: setup
 	$(BIN)/python -m bench
 
+# About 40 minutes on two cores; stopped, it goes on when called again. RACE: options of `hotlap race`.
+RACE ?= --size nano --seeds 3
+
+recipes-table: setup
+	$(BIN)/python -m bench.recipes_table $(RACE)
+
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.peak import best_seconds, keep_freed_memory, sgemm_peak_flops
+from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import visible_pairs
 from hotlap.attention.masks import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
 from hotlap.attention.tiles import TILE, plan_runs
+from hotlap.hardware import tune_malloc
 
 SAVE_ALL = 2**40
 
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="only the methods that know the window")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_malloc()
     torch.set_num_threads(arguments.threads)
     rows = [Row(**{**vars(row), "alternatives": not arguments.quick}) for row in ROWS]
     print(f"{arguments.threads} threads, sgemm peak {sgemm_peak_flops() / 1e9:.0f} GFLOP/s\n")

@@ -14,7 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from bench.peak import best_seconds, keep_freed_memory, sgemm_peak_flops
+from bench.peak import best_seconds, sgemm_peak_flops
+from hotlap.hardware import tune_malloc
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
@@ -48,7 +49,7 @@ def measure(
     before = peak_resident_bytes()
     call()
     grown = peak_resident_bytes() - before
-    keep_freed_memory()  # only now: it trades memory for time
+    tune_malloc()  # only now: it trades memory for time
     seconds = best_seconds(call, repeats)
     flops = 3 * 2 * num_tokens * width * vocabulary
     return seconds, grown, flops / seconds / sgemm_peak_flops()

@@ -3,25 +3,10 @@
 Speeds are given as a fraction of a float32 peak taken in the same run, because clocks and neighbours change.
 """
 
-import ctypes
-import sys
 import time
 from collections.abc import Callable
 
 import torch
-
-
-def keep_freed_memory() -> None:
-    """Stop glibc from handing large freed blocks back to the kernel, as a training run does.
-
-    Otherwise every call pays page faults for its buffers, and the benchmark measures those.
-    """
-    if sys.platform == "linux":
-        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):  # musl has none
-            libc.mallopt(mmap_max, 0)
-            libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def best_seconds(call: Callable[[], object], repeats: int) -> float:

@@ -21,6 +21,8 @@ from hotlap.settings import nearest
 COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
+    "race": "run recipes against each other over seeds, and say whether a difference is luck",
+    "ablate": "take a recipe's changes back one by one: which bought what",
     "sample": "let a trained model write",
     "eval": "measure a trained model on whole validation splits",
     "export": "write a trained model as a directory to give away",

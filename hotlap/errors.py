@@ -39,5 +39,13 @@ class TrainingError(HotlapError):
     """A run that cannot go on: a loss that is not finite, a rank that died."""
 
 
+class DivergenceError(TrainingError):
+    """A run whose loss is no longer finite: a result, not a fault of the machine."""
+
+
+class RaceError(HotlapError):
+    """A race that cannot start or go on."""
+
+
 class ReportError(HotlapError):
     """A run directory or a set of runs that a report cannot be made of."""

@@ -184,6 +184,13 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def as_text(value: Any) -> str:
+    """What `parse` reads back as the very same value, all digits included."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={number!r}" for key, number in value.items())
+    return repr(value) if isinstance(value, float) else shown(value)
+
+
 def _replace(config: C, changes: Mapping[str, Any]) -> C:
     here: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}

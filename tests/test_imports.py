@@ -26,6 +26,7 @@ LEVELS = {
     "sampling": 6,
     "train": 7,
     "loading": 8,
+    "race": 8,
     "export": 9,
     "commands": 10,
     "cli": 10,

@@ -83,7 +83,11 @@ def test_null_and_nan_numbers(tmp_path):
     assert np.isnan(run.last("val_bpb"))
     append_metrics(
         run.directory,
-        [{"kind": "validation", "step": 60, "val_loss": float("nan"), "tokens": 1, "train_s": 9}],
+        [
+            {"kind": "validation", "step": 60, "val_loss": float("nan"), "tokens": 1, "train_s": 9},
+            # As the trainer writes a loss that was not finite.
+            {"kind": "validation", "step": 70, "val_loss": None, "tokens": 1, "train_s": 9},
+        ],
     )
     assert load_run(run.directory).last("val_loss") == pytest.approx(3.3)
 

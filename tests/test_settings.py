@@ -5,7 +5,18 @@ import pytest
 from hotlap.config import Config
 from hotlap.errors import ConfigError
 from hotlap.recipes import resolve
-from hotlap.settings import Change, diff, flatten, from_json, full_name, parse, settings_of, to_json, updated
+from hotlap.settings import (
+    Change,
+    as_text,
+    diff,
+    flatten,
+    from_json,
+    full_name,
+    parse,
+    settings_of,
+    to_json,
+    updated,
+)
 
 
 def test_every_setting_has_a_one_line_doc_and_a_type_that_can_be_described():
@@ -22,6 +33,14 @@ def test_json_round_trip_keeps_every_value():
         resolve("softcap", "nano"), {"optim.muon.lr_factors": {"mlp": 2.0}, "evaluation.target_bpb": 1.5}
     )
     assert from_json(Config, json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize("recipe", ["softcap", "adamw"])
+def test_values_as_text_are_read_back_to_the_last_digit(recipe):
+    changes = {"optim.muon.lr": 1 / 30, "optim.muon.lr_factors": {"mlp": 1 / 3, "head": 2.0}, "seed": 3}
+    config = updated(resolve(recipe, "pico"), changes)
+    texts = {name: as_text(value) for name, value in flatten(config).items()}
+    assert updated(Config(), parse(Config, texts)) == config
 
 
 def test_diff_lists_what_changed_and_nothing_else():

@@ -142,6 +142,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_what_to_try(tiny_data, tmp
     config = pico(tiny_data, 8, optim__adam__head_lr=1e38, checkpoint__every_steps=1)
     with pytest.raises(TrainingError) as caught:
         train(config, tmp_path, "run")
+    assert RunDirectory(tmp_path / "run").read_summary()["status"] == "diverged"
     message = str(caught.value)
     assert re.search(r"found (nan|inf) at step \d", message)
     assert "--on-nan skip" in message

@@ -39,6 +39,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from hotlap import hardware
+    from hotlap.attention import choose_backend
 
     device = hardware.select_device("auto")
     threads = hardware.usable_cores()
@@ -56,7 +57,7 @@ def examine() -> dict[str, Any]:
         "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "native_bf16": hardware.has_native_bf16(device),
         "precision": str(hardware.select_precision("auto", device)).removeprefix("torch."),
-        "attention_backend": "flex" if device.type == "cuda" else "blocked",
+        "attention_backend": choose_backend("auto", device).name,
         "cpu_sgemm_gflops": round(hardware.measure_matmul_gflops()),
     }
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotlap.cli import Parser
 from hotlap.terminal import make_console
+
+if TYPE_CHECKING:
+    from hotlap.report.runs import Run
 
 
 def configure(parser: Parser) -> None:
@@ -28,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
 
     runs = load_runs(args.runs)
     # SciPy takes a second to import: a mistake in the runs is answered before that.
-    from hotlap.report.analysis import analyse, label_runs, to_json
+    from hotlap.report.analysis import analyse, to_json
     from hotlap.report.page import write_report
     from hotlap.report.picture import write_picture
 
-    runs_by_label = label_runs(runs)
+    runs_by_label = labelled(args.runs, runs)
     analysis = analyse(runs_by_label, args.metric)
     title = args.title or args.runs[0].resolve().name
     out = args.out or args.runs[0] / "report.html"
@@ -53,3 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(out.resolve().as_uri())
     return 0
+
+
+def labelled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """A race's runs under the names that it gave them; others under what their settings tell."""
+    from hotlap.race.directory import RaceDirectory
+    from hotlap.race.results import load_race
+    from hotlap.report.analysis import label_runs
+
+    race = RaceDirectory(paths[0])
+    if len(paths) == 1 and race.plan_path.exists():
+        return load_race(race, race.read_plan(), whole_rounds=False)
+    return label_runs(runs)

@@ -36,6 +36,7 @@ TRAIN_FIELDS = (
 VALIDATION_FIELDS = ("step", "val_loss", "val_bpb", "tokens", "train_s")
 # A number that a run may not have (bits per byte without a manifest) is null in the file and nan here.
 MAY_BE_NULL = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
+MAY_DIVERGE = {"loss", "val_loss"}  # null where they were not finite, but never left out
 FINAL_STATUSES = {"finished", "target", "diverged"}
 
 
@@ -222,7 +223,7 @@ def _columns(lines: list[tuple[str, dict[str, Any]]], fields: tuple[str, ...]) -
 
 def _number(place: str, line: dict[str, Any], field: str) -> float:
     value = line.get(field)
-    if value is None and field in MAY_BE_NULL:
+    if value is None and (field in MAY_BE_NULL or (field in MAY_DIVERGE and field in line)):
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _damaged(place, f"a number as `{field}`", json.dumps(value))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hotlap.errors import TrainingError
+from hotlap.errors import DivergenceError
 from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.groups import apply_schedule
 from hotlap.optim.schedules import lr_multiplier, momentum
@@ -139,7 +139,7 @@ class Trainer:
         if self.lap.config.runtime.on_nan == "skip":
             return
         newest = self.snapshots.newest()
-        raise TrainingError(
+        raise DivergenceError(
             expected="a finite loss",
             found=f"{loss} at step {self.progress.step + 1}",
             do="lower the learning rates, clip gradients (--clip-norm 1) or use --on-nan skip; "

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from hotlap.config import Config
 from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
-from hotlap.errors import ConfigError, DataError
+from hotlap.errors import ConfigError, DataError, DivergenceError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
 from hotlap.progress import silent
 from hotlap.settings import to_json
@@ -78,11 +78,12 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             run_directory = stack.enter_context(open_directory(config, progress, options))
         recorder = stack.enter_context(open_recorder(lap, progress, run_directory, options, console))
         snapshots = Snapshots(run_directory, config.checkpoint, progress.step)
-        status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
-        clock.switch("setup")
-        summary = summarise(lap, progress, clock, status)
-        if run_directory is not None:
-            run_directory.write_summary(summary)
+        try:
+            status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
+        except DivergenceError:
+            conclude(lap, progress, clock, "diverged", run_directory)
+            raise
+        summary = conclude(lap, progress, clock, status, run_directory)
         if dist.is_initialized():
             dist.barrier()
         return Result(status, summary, lap, run_directory)
@@ -211,6 +212,17 @@ def flops_per_token(lap: Lap) -> float:
     if config.data.order == "shuffled":
         keys = min(keys, config.data.chunk_tokens)
     return matmul_flops_per_token(config) + attention_flops_per_token(config, keys / 2)
+
+
+def conclude(
+    lap: Lap, progress: Progress, clock: Clock, status: str, run_directory: RunDirectory | None
+) -> dict[str, Any]:
+    """The summary, written where there is a directory: whoever reads the run knows how it ended."""
+    clock.switch("setup")
+    summary = summarise(lap, progress, clock, status)
+    if run_directory is not None:
+        run_directory.write_summary(summary)
+    return summary
 
 
 def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""All benchmarks, one after the other, with what they ran on: `python -m bench [PART …] [--write]`.
+
+`--write` puts the tables into docs/benchmarks.md, each under its question; parts that were not run keep the
+table they had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from bench.peak import sgemm_peak_flops
+from hotlap import __version__
+from hotlap.hardware import device_name, usable_cores
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
+TITLE = """# Benchmarks
+
+Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds: machines are
+noisy.
+"""
+
+
+def described() -> str:
+    cpu = torch.device("cpu")
+    return (
+        f"{datetime.date.today().isoformat()}, hotlap {__version__}, torch {torch.__version__}, Python"
+        f" {platform.python_version()}, {usable_cores()} cores of {device_name(cpu)}"
+        f" ({torch.backends.cpu.get_cpu_capability()}), float32 product peak {sgemm_peak_flops() / 1e9:.0f}"
+        f" GFLOP/s on {torch.get_num_threads()} threads"
+    )
+
+
+def run_part(part: str) -> str:
+    """The part's output, shown while it comes."""
+    command = [sys.executable, "-u", "-m", f"bench.{part}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert process.stdout is not None, "its output is piped"
+    lines = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line)
+    if process.wait():
+        sys.exit(f"bench.{part} failed")
+    return "".join(lines)
+
+
+def write_section(part: str, question: str, output: str) -> None:
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else TITLE
+    if not page.startswith(TITLE):
+        page = TITLE
+    section = f"\n## {part}\n\n{question}\n\n{described()}\n\n{output.strip()}\n"
+    pattern = rf"\n## {part}\n.*?(?=\n## |\Z)"
+    if re.search(pattern, page, flags=re.DOTALL):
+        page = re.sub(pattern, lambda _: section.rstrip("\n"), page, flags=re.DOTALL) + ""
+    else:
+        page = page.rstrip("\n") + "\n" + section
+    PAGE.write_text(page.rstrip("\n") + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    arguments = parser.parse_args()
+    torch.set_num_threads(usable_cores())
+    for part in arguments.parts or PARTS:
+        question = (importlib.import_module(f"bench.{part}").__doc__ or "").splitlines()[0]
+        print(f"\n{part}: {question}\n{described()}\n", flush=True)
+        output = run_part(part)
+        if arguments.write:
+            write_section(part, question, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Does a token cost the same in a long sequence, and do two processes do as much as one with two threads?
+
+    python -m bench.scaling [--threads 2]
+
+Sequences of 4 layers × 128 at a fixed window, forward and backward, each length in a process of its own so that
+peak memory is its own. Processes: a short `hotlap train` at `nano` with either split of the cores.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from hotlap.hardware import tune_malloc
+from hotlap.recipes import resolve
+from hotlap.settings import updated
+from hotlap.train.metrics import peak_rss_mib
+
+LENGTHS = (2048, 4096, 16_384, 65_536)
+RUN = "--steps 40 --evaluation.every-steps 0 --evaluation.tokens 1024 --precision float32 --compile off"
+
+
+def measure_length(tokens: int, threads: int) -> tuple[float, float]:
+    """Seconds of a step, and the memory that it needed beyond the imports, in MiB."""
+    from bench.step import make_model, step_seconds
+
+    tune_malloc()
+    torch.set_num_threads(threads)
+    config = updated(
+        resolve("softcap", "nano"),
+        {
+            "batch.sequence_tokens": tokens,
+            "batch.tokens_per_step": tokens,
+            "schedule.window_start_tokens": 512,
+            "schedule.window_end_tokens": 512,
+        },
+    )
+    before = peak_rss_mib()
+    seconds = step_seconds(config, make_model(config, torch.float32), repeats=3)
+    return seconds, peak_rss_mib() - before
+
+
+def print_lengths(threads: int) -> None:
+    print("| sequence tokens | ms | µs a token | over 4,096 | MiB | KiB a token |")
+    print("|---|---|---|---|---|---|")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        measured = {tokens: pool.submit(measure_length, tokens, threads).result() for tokens in LENGTHS}
+    base = measured[4096][0] / 4096
+    for tokens, (seconds, mib) in measured.items():
+        cost = seconds / tokens
+        print(
+            f"| {tokens:,} | {seconds * 1e3:.0f} | {cost * 1e6:.1f} | {cost / base:.2f} | {mib:.0f} |"
+            f" {mib * 1024 / tokens:.1f} |"
+        )
+
+
+def tokens_per_second(*more: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            "train",
+            "softcap",
+            "--size",
+            "nano",
+            "--sequence-tokens",
+            "1024",
+            "--name",
+            "run",
+            *RUN.split(),
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "hotlap", *words, "--runs", folder, *more], check=True, capture_output=True
+        )
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        rates = [json.loads(line)["tokens_per_s"] for line in lines if '"kind": "train"' in line]
+        return statistics.median(rates[5:])
+
+
+def print_processes(threads: int) -> None:
+    one = tokens_per_second("--threads", str(threads))
+    many = tokens_per_second("--procs", str(threads), "--threads", "1")
+    print("\n| processes × threads | tokens/s | over one process |")
+    print("|---|---|---|")
+    print(f"| 1 × {threads} | {one:,.0f} | 1.00 |")
+    print(f"| {threads} × 1 | {many:,.0f} | {many / one:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    print_lengths(arguments.threads)
+    print_processes(arguments.threads)
+
+
+if __name__ == "__main__":
+    main()

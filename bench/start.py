@@ -1,0 +1,53 @@
+"""How long from the command to the first step, and how much memory does a lap need?
+
+    python -m bench.start [--repeats 3]
+
+The data is prepared before the clock starts. Time is that of another process that waits for the first line of
+training metrics.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+COMMAND = "train softcap --size nano --steps 3 --evaluation.every-steps 0 --evaluation.tokens 1024 --name run"
+
+
+def first_step(more: list[str]) -> tuple[float, float]:
+    """Seconds to the first step, and the peak memory of the run in MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder) / "run" / "metrics.jsonl"
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hotlap", *COMMAND.split(), "--runs", folder, *more],
+            stdout=subprocess.DEVNULL,
+        )
+        while process.poll() is None and not (metrics.exists() and '"train"' in metrics.read_text()):
+            time.sleep(0.01)
+        seconds = time.perf_counter() - start
+        assert process.wait() == 0, "the run failed"
+        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        return seconds, summary["peak_rss_mib"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    subprocess.run([sys.executable, "-m", "hotlap", "data", "prepare", "sotu", "--vocab", "4096"], check=True)
+    print("| compile | seconds to the first step | peak MiB |")
+    print("|---|---|---|")
+    for mode in ("off", "block"):
+        measured = [first_step(["--compile", mode]) for _ in range(repeats + (mode == "block"))]
+        measured = measured[-repeats:]  # the first compiled one fills the cache
+        seconds, mib = (statistics.median(column) for column in zip(*measured, strict=True))
+        print(f"| {mode} | {seconds:.1f} | {mib:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

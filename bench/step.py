@@ -1,0 +1,132 @@
+"""How much of the machine's matrix-product peak does a training step reach, and what does the optimizer cost?
+
+    python -m bench.step [--threads 2] [--repeats 3] [--sizes 6x128 8x256 12x768]
+
+Forward and backward of the `softcap` model, counting 6 FLOP per weight of a matrix product and token plus
+attention over the visible block pairs, as a fraction of the float32 product peak of the same run. Medians.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from bench.peak import sgemm_peak_flops
+from hotlap.attention import choose_backend
+from hotlap.config import Config
+from hotlap.hardware import has_native_bf16, tune_malloc
+from hotlap.model import GPT, GPT2, build_model
+from hotlap.optim.groups import build_optimizers
+from hotlap.recipes import resolve
+from hotlap.settings import updated
+from hotlap.train.compilation import apply_compile
+from hotlap.train.lap import route_parameters
+from hotlap.train.masking import Masking
+from hotlap.train.metrics import matmul_flops_per_token
+
+CPU = torch.device("cpu")
+# size: (heads, tokens, vocabulary, window in blocks)
+SIZES = {
+    "6x128": (2, 8192, 4096, 4),
+    "8x256": (4, 8192, 4096, 4),
+    "12x768": (6, 4096, 50304, 14),
+}
+
+
+def configuration(size: str) -> Config:
+    layers, width = map(int, size.split("x"))
+    heads, tokens, vocabulary, window_blocks = SIZES[size]
+    return updated(
+        resolve("softcap", "small"),
+        {
+            "model.num_layers": layers,
+            "model.width": width,
+            "model.num_heads": heads,
+            "model.vocab_size": vocabulary,
+            "batch.sequence_tokens": tokens,
+            "batch.tokens_per_step": tokens,
+            "schedule.window_start_tokens": window_blocks * 128,
+            "schedule.window_end_tokens": window_blocks * 128,
+        },
+    )
+
+
+def step_flops(config: Config) -> float:
+    """Of one sequence that is one document."""
+    window = config.schedule.window_end_tokens // 128
+    blocks = config.batch.sequence_tokens // 128
+    pairs = sum(min(block + 1, window) for block in range(blocks))
+    layers = config.model.num_layers - len(config.model.attention_free_layers)
+    attention = 12 * layers * config.model.width * pairs * 128**2
+    return config.batch.sequence_tokens * matmul_flops_per_token(config) + attention
+
+
+def make_model(config: Config, dtype: torch.dtype) -> GPT | GPT2:
+    torch.manual_seed(0)
+    model = build_model(config.model, config.batch.sequence_tokens, dtype)
+    for parameter in model.parameters():
+        # A step in the middle of training: nothing is zero.
+        if parameter.ndim == 2 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def step_seconds(config: Config, model: GPT | GPT2, repeats: int) -> float:
+    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
+    tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
+    targets = torch.randint(1, vocabulary, (count,))
+    seconds = []
+    for _ in range(repeats + 1):
+        model.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        model(tokens, targets, masking.plans(tokens, None)).backward()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def optimizer_seconds(config: Config, model: GPT | GPT2, repeats: int) -> float:
+    """With the gradients that the last step left."""
+    optimizers = build_optimizers(route_parameters(model, config, world_size=1), check_finite=False)
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    arguments = parser.parse_args()
+    tune_malloc()
+    torch.set_num_threads(arguments.threads)
+    precisions = [torch.float32, *([torch.bfloat16] if has_native_bf16(CPU) else [])]
+    print("| size | tokens | precision | compiled | ms | tokens/s | of float32 peak | optimizer's share |")
+    print("|---|---|---|---|---|---|---|---|")
+    for size in arguments.sizes:
+        config = configuration(size)
+        for dtype in precisions:
+            for mode in ("off", "block"):
+                torch.compiler.reset()
+                model = make_model(config, dtype)
+                apply_compile(model, mode, coordinate_descent=False)
+                step_s = step_seconds(config, model, arguments.repeats)
+                fraction = step_flops(config) / step_s / sgemm_peak_flops()
+                share = optimizer_seconds(config, model, arguments.repeats)
+                share /= share + step_s
+                tokens = config.batch.sequence_tokens
+                print(
+                    f"| {size} | {tokens} | {str(dtype)[6:]} | {mode} | {step_s * 1e3:.0f} |"
+                    f" {tokens / step_s:,.0f} | {fraction:.2f} | {share:.1%} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Races: recipes against each other over seeds, interleaved and resumable, and what they say. Needs no torch.
+
+`plan` says what runs, `directory` keeps it on the disk, `runner` carries it out, `results` draws the
+conclusions; `ablation` makes a plan that takes a recipe's changes back one by one.
+"""

@@ -1,0 +1,214 @@
+"""What a race runs: recipes and variants of them (entries), seeds, and settings that hold for every run.
+
+A plan is complete and checked before anything runs, and written down as JSON, so that a race can go on after
+a kill and a different plan under the same name is noticed. Entries whose settings are equal (an A/A
+comparison) get seeds of their own: with the same seeds they would be the same runs twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from hotlap.config import Config
+from hotlap.errors import ConfigError, RaceError
+from hotlap.recipes import find_recipe, resolve
+from hotlap.settings import as_text, full_name, parse, updated
+
+FEWEST_SEEDS = 2
+# An entry equal to an earlier one starts this far up, which leaves room to add seeds to both later.
+SEEDS_APART = 1000
+
+
+@dataclass(frozen=True)
+class Entry:
+    label: str
+    recipe: str
+    changes: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # by full name; they win over the plan's settings
+    first_seed: int = 0
+    removes: str | None = None  # in an ablation: the change that this entry is without
+
+
+class Start(NamedTuple):
+    """One run of a race."""
+
+    entry: Entry
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its run directory: the label with what such a name cannot hold replaced."""
+        label = re.sub(r"[^\w.+=-]+", "-", self.entry.label)
+        return f"{label}-seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.entry.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    size: str
+    seeds: int
+    entries: tuple[Entry, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run, by full name
+    procs: int | None = None  # processes of each run; None: no launcher
+    ablation: str | None = None  # the ancestor that changes are taken back to; None: a plain race
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ConfigError(expected="a RECIPE or more", found="none", do="`hotlap recipes` lists them")
+        if not FEWEST_SEEDS <= self.seeds <= SEEDS_APART:
+            raise ConfigError(
+                expected=f"--seeds of {FEWEST_SEEDS} to {SEEDS_APART}",
+                found=str(self.seeds),
+                do="give more seeds: the spread between them is what a difference is measured against"
+                if self.seeds < FEWEST_SEEDS
+                else "give fewer",
+            )
+        if self.procs is not None and self.procs < 1:
+            raise ConfigError(expected="--procs of 1 or more", found=str(self.procs), do="leave it out")
+        names = [start.name for start in self.rounds()[0]]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ConfigError(
+                expected="variants that differ in more than punctuation",
+                found=f"two that would both run in `{twice}`",
+                do="name one, as in softcap:NAME,optim.muon.lr=0.03",
+            )
+
+    def config(self, start: Start) -> Config:
+        changes = {**self.settings, **start.entry.changes, "seed": start.seed}
+        return updated(resolve(start.entry.recipe, self.size), changes)
+
+    def rounds(self) -> list[list[Start]]:
+        """One seed of every entry in turn (A1 B1 C1, A2 B2 C2, …): a slow hour hurts all alike."""
+        return [
+            [Start(entry, entry.first_seed + number) for entry in self.entries]
+            for number in range(self.seeds)
+        ]
+
+    @property
+    def command(self) -> str:
+        """The command line that gives this plan."""
+        if self.ablation:
+            words = ["ablate", self.entries[0].recipe, "--against", self.ablation]
+        else:
+            words = ["race", *(_spec(entry) for entry in self.entries)]
+        words += ["--size", self.size, "--seeds", str(self.seeds)]
+        words += ["--procs", str(self.procs)] if self.procs else []
+        words += [word for name, value in self.settings.items() for word in (f"--{name}", as_text(value))]
+        return shlex.join(["hotlap", *words])
+
+    @property
+    def default_name(self) -> str:
+        """The same for the same command, with any number of seeds."""
+        content = json.dumps({**to_json(self), "seeds": None}, sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:6]
+        kind = "ablate" if self.ablation else "race"
+        return f"{kind}-{self.entries[0].recipe}-{self.size}-{digest}"
+
+
+def make_plan(
+    specs: Sequence[str], size: str, seeds: int, settings: Mapping[str, Any], procs: int | None = None
+) -> Plan:
+    """The plan of `hotlap race`; every run's configuration is built once, so that a mistake shows now."""
+    check_settings(settings)
+    entries: list[Entry] = []
+    configs: list[Config] = []
+    for spec in specs:
+        label, recipe, changes = parse_spec(spec)
+        config = updated(resolve(recipe, size), {**settings, **changes})
+        copies = configs.count(config)
+        label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
+        entries.append(Entry(label, recipe, changes, first_seed=copies * SEEDS_APART))
+        configs.append(config)
+    return Plan(size, seeds, tuple(entries), dict(settings), procs)
+
+
+def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:
+    """`RECIPE[:part,part…]` as (label, recipe, changes); a part is `setting=value`, or the variant's name."""
+    recipe, colon, rest = spec.partition(":")
+    find_recipe(recipe)
+    parts = rest.split(",") if colon else []
+    names = [part for part in parts if "=" not in part]
+    for name in names:
+        _check_name(name, spec)
+    if len(names) > 1:
+        raise ConfigError(expected=f"one name in `{spec}`", found=", ".join(names), do="keep one of them")
+    given: dict[str, str] = {}
+    for part in parts:
+        setting, equals, value = part.partition("=")
+        if equals:
+            given[setting] = value
+    changes = parse(Config, given)
+    check_settings(changes)
+    return f"{recipe}:{names[0]}" if names else spec, recipe, changes
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    for name, do in (("seed", "say how many by --seeds"), ("recipe", "name it"), ("size", "use --size")):
+        if name in settings:
+            raise ConfigError(expected="settings that a race leaves to you", found=f"`{name}`", do=do)
+
+
+def _check_name(name: str, spec: str) -> None:
+    try:
+        setting = full_name(Config, name) if name else None
+    except ConfigError:
+        setting = None
+    if setting:
+        raise ConfigError(
+            expected=f"a value for `{setting}` in `{spec}`", found="none", do=f"write {name}=VALUE"
+        )
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        raise ConfigError(
+            expected=f"setting=value, or a name for the variant, in `{spec}`",
+            found=f"`{name}`",
+            do="write RECIPE:setting=value,setting=value",
+        )
+
+
+def _unused(label: str, recipe: str, taken: Sequence[str], *, is_copy: bool) -> str:
+    if label not in taken:
+        return label
+    if not is_copy:
+        raise ConfigError(expected="each name once", found=f"`{label}` twice", do="choose another name")
+    again = f"{recipe}:again"
+    count = 2
+    while again in taken:
+        again, count = f"{recipe}:again{count}", count + 1
+    return again
+
+
+def _spec(entry: Entry) -> str:
+    recipe, _, name = entry.label.partition(":")
+    parts = [name] if name and "=" not in name else []
+    parts += [f"{setting}={as_text(value)}" for setting, value in entry.changes.items()]
+    return ":".join([recipe, ",".join(parts)]) if parts else recipe
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    return asdict(plan)
+
+
+def from_json(data: Any, place: str) -> Plan:
+    """The plan that `to_json` wrote. What no longer exists or was damaged is refused here too."""
+    try:
+        entries = tuple(Entry(**entry) for entry in data["entries"])
+        plan = Plan(**{**data, "entries": entries})
+        for start in plan.rounds()[0]:
+            plan.config(start)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise RaceError(
+            expected=f"the plan of a race in {place}",
+            found=f"{type(error).__name__}: {error}",
+            do="restore the file, or race under another name",
+        ) from error
+    return plan
