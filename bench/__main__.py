@@ -26,8 +26,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
 TITLE = """# Benchmarks
 
-Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds: machines are
-noisy.
+Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds:
+machines are noisy.
 """
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.scaling [--threads 2]
 
-Sequences of 4 layers × 128 at a fixed window, forward and backward, each length in a process of its own so that
-peak memory is its own. Processes: a short `hotlap train` at `nano` with either split of the cores.
+Sequences of 4 layers × 128 at a fixed window, forward and backward, each length in a process of its own so
+that peak memory is its own. Processes: a short `hotlap train` at `nano` with either split of the cores.
 """
 
 import argparse
