@@ -11,6 +11,9 @@ import pytest
 
 from tests.command import hotlap
 
+# Many runs each: among the slow tests.
+RACES = ("race", "ablate")
+
 README = Path(__file__).parents[1] / "README.md"
 
 # A short run stands for the README's: the same command, with these added.
@@ -23,8 +26,8 @@ def sh_lines() -> list[str]:
     return [line for line in lines if line]
 
 
-def hotlap_lines() -> list[str]:
-    return [line.removeprefix("hotlap ") for line in sh_lines() if line.startswith("hotlap ")]
+def hotlap_lines() -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in sh_lines() if line.startswith("hotlap ")]
 
 
 def test_there_are_only_make_targets_that_exist_and_hotlap_commands():
@@ -42,16 +45,27 @@ def test_the_commands_run_in_the_order_of_the_page(tiny_data, tmp_path):
     for number in range(30):
         (texts / f"{number}.txt").write_text(README.read_text(encoding="utf-8")[number * 50 :])
     done = []
-    for line in hotlap_lines():
-        words = shlex.split(line)
+    for words in hotlap_lines():
+        if words[0] in RACES:
+            continue
         if words[0] == "train" and "--dry-run" not in words:
             words = shorten(words, tiny_data)
         if "4096" in words:
             words[words.index("4096")] = "512"
         result = hotlap(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
-        assert result.returncode == 0, (line, result.stderr)
+        assert result.returncode == 0, (words, result.stderr)
         done.append(words[0])
     assert {"recipes", "train", "sample", "eval", "report", "export", "data", "doctor"} <= set(done)
+
+
+@pytest.mark.slow
+def test_the_races_of_the_page_run(tiny_data, tmp_path):
+    races = [words for words in hotlap_lines() if words[0] in RACES]
+    assert {words[0] for words in races} == set(RACES)
+    for words in races:
+        result = hotlap(*shorten(words, tiny_data), cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+        assert result.returncode == 0, (words, result.stderr)
+        assert "no evidence" in result.stdout or "helps" in result.stdout or "hurts" in result.stdout
 
 
 def shorten(words: list[str], data: Path) -> list[str]:
