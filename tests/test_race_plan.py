@@ -1,6 +1,8 @@
 """Plans of races and ablations: what they hold, in what order, and what they refuse before anything runs."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -146,6 +148,24 @@ def test_a_second_race_in_the_same_directory_is_refused(tmp_path):
         RaceDirectory(tmp_path).lock(silent),
     ):
         pass
+
+
+def test_a_race_waits_for_the_run_that_a_killed_one_left_behind(tmp_path):
+    said = []
+    left_behind = RaceDirectory(tmp_path).lock(silent)
+    left_behind.__enter__()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "lock").write_text(f"{gone.pid}\n")
+
+    def end_when_told(line):
+        said.append(line)
+        left_behind.__exit__(None, None, None)
+
+    with RaceDirectory(tmp_path).lock(end_when_told):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    assert len(said) == 1
+    assert "waiting" in said[0]
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])

@@ -135,7 +135,9 @@ def show(
 
     data = conclude(directory, plan)
     headers, rows = table(data["statistics"], full=True)
-    drawn = Table(*headers, box=None, pad_edge=False)
+    drawn = Table(box=None, pad_edge=False)
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
     for row in rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn)
