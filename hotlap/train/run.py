@@ -188,7 +188,7 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         "peak_gflops": lap.peak_gflops,
         "data": {
             "source": lap.config.data.source,
-            "directory": str(lap.data.directory),
+            "directory": str(lap.data.directory.resolve()),
             "fingerprint": lap.data.train.fingerprint,
             "train_tokens": len(lap.data.train),
             "val_tokens": lap.data.validation.tokens,
