@@ -31,7 +31,11 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 4, 4 * 2048)
     assert summary["seconds"]["training"] > 0
     assert summary["seconds"]["validation"] > 0
-    lines = directory.metrics().lines
+    entries = directory.metrics().lines
+    samples = [line for line in entries if line["kind"] == "sample"]
+    assert [line["step"] for line in samples] == [2, 4]
+    assert samples[1]["text"] in directory.samples_path.read_text()
+    lines = [line for line in entries if line["kind"] != "sample"]
     assert [(line["kind"], line["step"]) for line in lines] == [
         ("validation", 0),
         ("train", 1),
@@ -175,7 +179,7 @@ def test_clipping_is_measured(tiny_data, tmp_path):
 def test_the_window_follows_the_schedule_in_training_and_validation(tiny_data, tmp_path):
     train(pico(tiny_data, 6, evaluation__every_steps=3), tmp_path, "run")
     lines = RunDirectory(tmp_path / "run").metrics().lines
-    windows = {(line["kind"], line["step"]): line["window"] for line in lines}
+    windows = {(line["kind"], line["step"]): line["window"] for line in lines if "window" in line}
     # 128 + 192·x tokens, rounded down to blocks of 128; update s uses x = (s − 1)/6.
     assert [windows["train", step] for step in range(1, 7)] == [128, 128, 128, 128, 256, 256]
     assert [windows["validation", step] for step in (0, 3, 6)] == [128, 128, 256]

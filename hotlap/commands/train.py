@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import INTERRUPTED, USER_MISTAKE, Parser
@@ -205,25 +206,13 @@ def finish(result: Result, directory: RunDirectory, console: Console) -> None:
     from hotlap.report.runs import load_run
 
     console.print(results_table(result.summary))
-    text = sample(result)
+    text = directory.newest_sample()
     if text is not None:
-        directory.samples_path.write_text(text + "\n")
-        console.rule("sample")
-        console.print(text, markup=False)
-        console.rule()
+        console.print(f"\n[bold]sample[/bold]\n{escape(text)}\n")
     write_report(
         {directory.path.name: [load_run(directory.path)]}, directory.report_path, directory.path.name
     )
     console.print(f"report: {directory.report_path}", soft_wrap=True)
-
-
-def sample(result: Result) -> str | None:
-    from hotlap.sampling.generate import sample_text
-
-    lap = result.lap
-    if lap.data.tokenizer is None:
-        return None
-    return sample_text(lap.model, lap.config, lap.data.tokenizer, result.summary["steps"])
 
 
 def results_table(summary: dict[str, Any]) -> Table:

@@ -21,6 +21,7 @@ from hotlap.errors import DivergenceError
 from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.groups import apply_schedule
 from hotlap.optim.schedules import lr_multiplier, momentum
+from hotlap.sampling.generate import sample_text
 from hotlap.train.clock import Clock
 from hotlap.train.evaluate import Evaluation, evaluate
 from hotlap.train.interrupt import StopRequest
@@ -49,6 +50,7 @@ class Trainer:
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
         self._seconds_before = progress.training_s  # of the run's earlier processes
         self._target_reached = False
+        self._quarters_sampled = 4 * progress.step // lap.config.schedule.steps
 
     def run(self) -> str:
         """Train to the end, the target or a stop request; says which: finished, target or interrupted."""
@@ -168,6 +170,19 @@ class Trainer:
                 "window": lap.masking.window_tokens,
             }
         )
+        self._sample()
+
+    def _sample(self) -> None:
+        """What the model writes after each quarter of the run, and at its target."""
+        progress, tokenizer = self.progress, self.lap.data.tokenizer
+        quarter = 4 * progress.step // self.lap.config.schedule.steps
+        if tokenizer is None or not (quarter > self._quarters_sampled or self._target_reached):
+            return
+        self._quarters_sampled = quarter
+        if self.lap.distributed.is_main:
+            with self.clock.phase("validation"):
+                text = sample_text(self.lap.model, self.lap.config, tokenizer, progress.step)
+            self.recorder.sampled(progress.step, text)
 
     def _save(self) -> None:
         with self.clock.phase("saving"):

@@ -34,6 +34,9 @@ class Recorder:
     def validated(self, record: dict[str, Any]) -> None:
         pass
 
+    def sampled(self, step: int, text: str) -> None:
+        pass
+
     def __enter__(self) -> Self:
         return self
 
@@ -94,6 +97,10 @@ class MainRecorder(Recorder):
         self._bar.stop()
         for sink in self.sinks:
             sink.close()
+
+    def sampled(self, step: int, text: str) -> None:
+        self.run.append_metrics({"kind": "sample", "step": step, "text": text})
+        self.run.append_sample(step, text)
 
     def _write(self, record: dict[str, Any]) -> None:
         self.run.append_metrics(record)

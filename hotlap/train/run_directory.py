@@ -169,6 +169,14 @@ class RunDirectory:
     def append_log(self, line: str) -> None:
         self._append(self.log_path, line)
 
+    def append_sample(self, step: int, text: str) -> None:
+        """Add what the model wrote at a step, for people to read."""
+        self._append(self.samples_path, _sample(step, text))
+
+    def newest_sample(self) -> str | None:
+        texts = [line["text"] for line in self.metrics().lines if line.get("kind") == "sample"]
+        return texts[-1] if texts else None
+
     def sync(self) -> None:
         """Wait until what was appended is on the disk, as a checkpoint that counts on it needs."""
         for path in self._appending:
@@ -190,6 +198,8 @@ class RunDirectory:
         _keep_lines(self.metrics_path, [number <= step for number in steps])
         matches = [LOG_STEP.match(line) for line in _whole_lines(self.log_path)[0]]
         _keep_lines(self.log_path, [match is None or int(match[1]) <= step for match in matches])
+        samples = [line for line in self.metrics().lines if line.get("kind") == "sample"]
+        write_whole(self.samples_path, "".join(_sample(**line) for line in samples).encode())
 
     def _append(self, path: Path, line: str) -> None:
         assert self._lock, f"lock the run before writing {path.name}"
@@ -198,6 +208,10 @@ class RunDirectory:
                 assert not _whole_lines(path)[1], f"rewind before going on with {path}"
                 self._appending[path] = path.open("ab", buffering=0)
             _append_whole(self._appending[path], f"{line}\n".encode())
+
+
+def _sample(step: int, text: str, kind: str = "sample") -> str:
+    return f"{kind} at step {step}:\n{text}\n"
 
 
 def _append_whole(file: FileIO, content: bytes) -> None:
