@@ -367,6 +367,14 @@ class Config:
                 f"{sequence} and {self.data.chunk_tokens}",
                 "change data.chunk_tokens",
             )
+        is_gpt2, unlimited = self.model.architecture == "gpt2", self.attention.window_unit == "unlimited"
+        _require(
+            is_gpt2 == unlimited and not (is_gpt2 and self.attention.document_mask),
+            "an unlimited window without a document mask for gpt2, and a limited one for speedrun",
+            f"{self.model.architecture}, window_unit {self.attention.window_unit},"
+            f" document_mask {str(self.attention.document_mask).lower()}",
+            "change model.architecture or the attention settings",
+        )
         if self.attention.window_unit == "blocks":
             _require(
                 self.schedule.window_multiple_tokens == block,

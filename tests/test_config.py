@@ -26,6 +26,8 @@ from hotlap.settings import updated
         ({"attention.window_unit": "blocks"}, "when the window counts blocks"),
         ({"data.order": "shuffled", "data.chunk_tokens": 100}, "multiple of chunk_tokens"),
         ({"data.source": ""}, "data source"),
+        ({"attention.window_unit": "unlimited"}, "a limited one for speedrun"),
+        ({"model.architecture": "gpt2"}, "unlimited window"),
         ({"evaluation.tokens": 0}, "`tokens` above 0"),
         ({"checkpoint.keep": 0}, "`keep` above 0"),
         ({"runtime.threads": -1}, "`threads` of 0 or more"),

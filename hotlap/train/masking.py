@@ -15,6 +15,9 @@ from hotlap.config import Config
 from hotlap.model.block import AttentionPlan
 from hotlap.optim.schedules import window_tokens
 
+# No token has this id, so nothing starts a document but the chunks.
+NO_TOKEN = -1
+
 
 class Masking:
     def __init__(self, config: Config, backend: Backend, end_of_text: int, device: torch.device) -> None:
@@ -41,6 +44,7 @@ class Masking:
         unit = self.config.attention.window_unit
         if unit == "unlimited":
             return None
-        documents = document_ids(tokens_T, self.end_of_text, chunk_tokens)
+        starts_document = self.end_of_text if self.config.attention.document_mask else NO_TOKEN
+        documents = document_ids(tokens_T, starts_document, chunk_tokens)
         mask = Mask(documents, self._window, unit, self.config.attention.block_size)
         return [make_plan(self.backend, mask)] * self.config.model.num_layers

@@ -69,6 +69,11 @@ def peak_memory_mib(device: torch.device) -> float:
     return peak_rss_mib()
 
 
+def peak_reserved_mib(device: torch.device) -> float | None:
+    """What the allocator held of a GPU at most; None elsewhere."""
+    return torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None
+
+
 def peak_rss_mib() -> float:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / 2**20 if sys.platform == "darwin" else most / 2**10

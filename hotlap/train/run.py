@@ -33,6 +33,7 @@ from hotlap.train.metrics import (
     attention_flops_per_token,
     matmul_flops_per_token,
     peak_memory_mib,
+    peak_reserved_mib,
     peak_rss_mib,
 )
 from hotlap.train.recorder import MainRecorder, Recorder
@@ -67,7 +68,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     set_up_process(config, device)
     with ExitStack() as stack:
         distributed = stack.enter_context(process_group(device.type))
-        stop = stack.enter_context(StopRequest())
+        open_device(distributed.device)
         clock = clock_for(distributed.device)
         directory = prepared_data(config, distributed, console)
         lap = build_lap(config, directory, distributed, clock)
@@ -78,6 +79,8 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             run_directory = stack.enter_context(open_directory(config, progress, options))
         recorder = stack.enter_context(open_recorder(lap, progress, run_directory, options, console))
         snapshots = Snapshots(run_directory, config.checkpoint, progress.step)
+        # Only now: before there is a run to save, Ctrl-C should end the process at once.
+        stop = stack.enter_context(StopRequest())
         try:
             status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
         except DivergenceError:
@@ -104,13 +107,17 @@ def check_ranks(config: Config, world_size: int) -> None:
 def set_up_process(config: Config, device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        # Opens the CUDA context and autograd's device thread now, not within the first timed step.
-        torch.autograd.backward(torch.empty(1, device=device, requires_grad=True))
         torch.backends.cuda.matmul.allow_tf32 = True
         return
     tune_malloc()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(config.runtime.threads or max(1, usable_cores() // processes))
+
+
+def open_device(device: torch.device) -> None:
+    """Open this rank's CUDA context and autograd's device thread now, not within the first timed step."""
+    if device.type == "cuda":
+        torch.autograd.backward(torch.empty(1, device=device, requires_grad=True))
 
 
 def prepared_data(config: Config, distributed: Distributed, console: Console) -> Path:
@@ -125,7 +132,6 @@ def prepared_data(config: Config, distributed: Distributed, console: Console) ->
             do="check the path, or see `hotlap data list`",
         )
     vocabulary: int | str = "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
-
     directory = prepared_directory(config.data.source, vocabulary, config.data.num_shards)
     if distributed.local_rank == 0 and not directory.is_dir():
         say = console.print if distributed.is_main else silent
@@ -244,6 +250,7 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
         if peak
         else None,
         "peak_memory_mib": peak_memory_mib(lap.distributed.device),
+        "peak_reserved_mib": peak_reserved_mib(lap.distributed.device),
         "peak_rss_mib": peak_rss_mib(),
         "nan_steps": progress.nan_steps,
         "tokens_dropped": lap.data.loader.tokens_dropped,
