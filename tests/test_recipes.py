@@ -187,6 +187,13 @@ def test_small_leaves_a_recipe_as_it_is():
         assert resolve(name, "small") == recipe.config
 
 
+def test_a_changed_number_of_steps_keeps_the_shares_of_the_phases():
+    schedule = resolve("window-warmup", "small", {"schedule.steps": 175}).schedule
+    assert (schedule.steps, schedule.cooldown_steps) == (175, 64)
+    given = resolve("window-warmup", "small", {"schedule.steps": 175, "schedule.cooldown_steps": 10}).schedule
+    assert given.cooldown_steps == 10
+
+
 def test_a_shorter_run_keeps_the_shares_of_its_phases():
     schedule = resolve("window-warmup", "nano").schedule
     assert schedule.cooldown_steps / schedule.steps == pytest.approx(640 / 1750, abs=0.002)

@@ -90,7 +90,7 @@ def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
         )
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
-    return updated(resolve(args.recipe, size), changes)
+    return resolve(args.recipe, size, changes)
 
 
 def default_size(device: str) -> str:
@@ -127,8 +127,10 @@ def find_checkpoint(args: argparse.Namespace, console: Console) -> tuple[Checkpo
 def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint: Checkpoint) -> Config:
     """The checkpoint's configuration with the settings given; a difference has to be allowed."""
     saved = from_json(Config, checkpoint.state["config"])
-    base = saved if args.recipe is None else resolve(args.recipe, args.size or saved.size)
-    config = updated(base, changes)
+    if args.recipe is None:
+        config = updated(saved, changes)
+    else:
+        config = resolve(args.recipe, args.size or saved.size, changes)
     differences = diff(saved, config)
     if differences and not args.allow_change:
         listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)

@@ -109,7 +109,7 @@ def make_ablation(
             do="see `hotlap recipes`; `hotlap race` compares any two",
         )
     ancestor = against or line[0]
-    full = updated(resolve(recipe, size), settings)
+    full = resolve(recipe, size, settings)
     # A setting that was given for every run is the same with and without the recipe's change of it.
     changes = [
         change

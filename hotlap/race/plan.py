@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from hotlap.config import Config
 from hotlap.errors import ConfigError, RaceError
 from hotlap.recipes import find_recipe, resolve
-from hotlap.settings import as_text, full_name, parse, updated
+from hotlap.settings import as_text, full_name, parse
 
 FEWEST_SEEDS = 2
 # An entry equal to an earlier one starts this far up, which leaves room to add seeds to both later.
@@ -85,7 +85,7 @@ class Plan:
 
     def config(self, start: Start) -> Config:
         changes = {**self.settings, **start.entry.changes, "seed": start.seed}
-        return updated(resolve(start.entry.recipe, self.size), changes)
+        return resolve(start.entry.recipe, self.size, changes)
 
     def rounds(self) -> list[list[Start]]:
         """One seed of every entry in turn (A1 B1 C1, A2 B2 C2, …): a slow hour hurts all alike."""
@@ -124,7 +124,7 @@ def make_plan(
     configs: list[Config] = []
     for spec in specs:
         label, recipe, changes = parse_spec(spec)
-        config = updated(resolve(recipe, size), {**settings, **changes})
+        config = resolve(recipe, size, {**settings, **changes})
         copies = configs.count(config)
         label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
         entries.append(Entry(label, recipe, changes, first_seed=copies * SEEDS_APART))

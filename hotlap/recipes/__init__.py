@@ -6,6 +6,10 @@ scale (`small`); a size changes its dimensions. Unknown names are refused with t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from hotlap.config import Config
 from hotlap.errors import ConfigError
 from hotlap.recipes.lineage import RECIPES, Recipe
@@ -31,7 +35,14 @@ def find_size(name: str) -> Size:
     return SIZES[name]
 
 
-def resolve(recipe: str, size: str) -> Config:
-    """The full configuration of a recipe at a size."""
-    config = find_size(size).apply(find_recipe(recipe).config)
-    return updated(config, {"recipe": recipe, "size": size})
+def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) -> Config:
+    """The full configuration of a recipe at a size, with settings changed by their dotted names.
+
+    With another number of steps, what the recipe gives in steps keeps its share of the run, as between sizes.
+    """
+    changes = changes or {}
+    scale = find_size(size)
+    if "schedule.steps" in changes:
+        scale = replace(scale, steps=changes["schedule.steps"])
+    config = scale.apply(find_recipe(recipe).config)
+    return updated(config, {"recipe": recipe, "size": size, **changes})
