@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.recipes import resolve
-from hotlap.settings import to_json, updated
+from hotlap.settings import to_json
 
 LOSS_TO_BPB = 0.35
 
@@ -110,7 +110,7 @@ def make_run(
 ) -> Path:
     """Writes a run directory; `status=None` leaves it without a summary, as a run that is still going."""
     directory.mkdir(parents=True)
-    config = updated(resolve(recipe, "pico"), {"seed": seed, "schedule.steps": steps, **(changes or {})})
+    config = resolve(recipe, "pico", {"seed": seed, "schedule.steps": steps, **(changes or {})})
     (directory / "config.json").write_text(json.dumps(to_json(config)))
     (directory / "environment.json").write_text(json.dumps({**environment(), "started": started}))
     lines = metric_lines(steps=steps, final_loss=final_loss, step_s=step_s, seed=seed, **curve)

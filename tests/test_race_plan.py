@@ -68,7 +68,7 @@ def test_equal_settings_get_labels_and_seeds_of_their_own(second):
         (["softcap"], 3, {"seed": 4}, "--seeds"),
         (["softcap"], 1, {}, "--seeds of 2"),
         (["softcap"], 0, {}, "--seeds of 2"),
-        (["softcap", "sparse-value-embeds"], 2, {"schedule.steps": 5}, "cooldown"),
+        (["softcap", "sparse-value-embeds"], 2, {"schedule.cooldown_steps": 500}, "cooldown"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(specs, seeds, settings, part):
@@ -208,7 +208,7 @@ def test_every_recipe_can_be_taken_apart_back_to_the_root(recipe, size):
 
 
 def test_what_cannot_be_taken_back_alone_is_reported():
-    plan, left_out = make_ablation("softcap", None, "pico", 2, {"schedule.steps": 5})
+    plan, left_out = make_ablation("softcap", None, "pico", 2, {"schedule.warmup_steps": 70})
     assert "without cooldown" not in [entry.label for entry in plan.entries]
     (line,) = left_out
     assert line.startswith("schedule.cooldown_steps 40 → 0")

@@ -113,7 +113,7 @@ def make_ablation(
     # A setting that was given for every run is the same with and without the recipe's change of it.
     changes = [
         change
-        for change in diff(resolve(ancestor, size), resolve(recipe, size))
+        for change in diff(resolve(ancestor, size, settings), full)
         if change.name != "recipe" and change.name not in settings
     ]
     entries, left_out = [Entry(recipe, recipe)], []
