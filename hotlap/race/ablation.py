@@ -110,10 +110,11 @@ def make_ablation(
         )
     ancestor = against or line[0]
     full = resolve(recipe, size, settings)
+    length = {name: value for name, value in settings.items() if name == "schedule.steps"}
     # A setting that was given for every run is the same with and without the recipe's change of it.
     changes = [
         change
-        for change in diff(resolve(ancestor, size, settings), full)
+        for change in diff(resolve(ancestor, size, length), resolve(recipe, size, length))
         if change.name != "recipe" and change.name not in settings
     ]
     entries, left_out = [Entry(recipe, recipe)], []
