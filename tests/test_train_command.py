@@ -277,4 +277,4 @@ def test_every_recipe_trains_from_the_command_line(tiny_data, tmp_path, recipe):
     result = hotlap(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
     curve = losses(next((tmp_path / "runs").iterdir()))
-    assert sum(curve[-5:]) / 5 < curve[0] - 1
+    assert sum(curve[-5:]) / 5 < curve[0] - 0.8
