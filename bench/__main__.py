@@ -23,7 +23,7 @@ from hotlap import __version__
 from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
+PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start")
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds:
