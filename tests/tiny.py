@@ -25,9 +25,9 @@ def made_up_tokens(count: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     return tokens[:-1].to(torch.int32), tokens[1:]
 
 
-def make_model(config: Config, seed: int = 0) -> GPT | GPT2:
+def make_model(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32) -> GPT | GPT2:
     torch.manual_seed(seed)
-    return build_model(config.model, config.batch.sequence_tokens)
+    return build_model(config.model, config.batch.sequence_tokens, dtype).to(dtype)
 
 
 def make_masking(config: Config, step: int = 0, backend: str = "blocked") -> Masking:

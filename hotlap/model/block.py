@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
 from hotlap.model.layers import Matrix, rms_norm
+from hotlap.model.mlp import MLP
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotation, rotate
 
@@ -29,9 +30,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
-        self.features = (config.width, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim)
-        self.q, self.k, self.v = (Matrix(config.width, features) for features in self.features)
+        self.head_dim, self.num_heads, self.kv_heads = config.head_dim, config.num_heads, config.kv_heads
+        self.q = Matrix(config.width, config.width)
+        self.k, self.v = (Matrix(config.width, self.kv_heads * self.head_dim) for _ in range(2))
         self.out = Matrix(config.width, config.width, zero=True)
         if config.values == "plain":
             self.value_mix = None
@@ -45,9 +46,9 @@ class Attention(nn.Module):
         """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
         # One product for all three: they are kept apart so that each is orthogonalised as its own matrix.
         weight = torch.cat([self.q.weight, self.k.weight, self.v.weight]).to(x_TC.dtype)
-        q, k, v = F.linear(x_TC, weight).split(self.features, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        q, k = rotate(rms_norm(q), rotation), rotate(rms_norm(k), rotation)
+        heads = F.linear(x_TC, weight).unflatten(-1, (-1, self.head_dim))
+        qk, v = heads.split([self.num_heads + self.kv_heads, self.kv_heads], dim=1)
+        q, k = rotate(rms_norm(qk), rotation).split([self.num_heads, self.kv_heads], dim=1)
         y_THD = plan.attend(q, k, self.mix(v, mixed_in), self.head_dim**-0.5)
         return self.out(y_THD.flatten(-2)), v
 
@@ -59,17 +60,6 @@ class Attention(nn.Module):
             return (1 - self.value_mix) * v + self.value_mix * other.to(v.dtype)
         own = self.value_mix[0] * v
         return own if mixed_in is None else own + self.value_mix[1] * mixed_in.to(v.dtype)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        hidden = config.mlp_ratio * config.width
-        self.expand = Matrix(config.width, hidden)
-        self.out = Matrix(hidden, config.width, zero=True)
-
-    def forward(self, x_TC: Tensor) -> Tensor:
-        return self.out(F.relu(self.expand(x_TC)).square())
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DEFAULT_CHUNK_TOKENS = 256
+DEFAULT_CHUNK_TOKENS = 512
 # exp(softcap · tanh) spans exp(±softcap). Up to here its smallest value is far from float32's, so that no
 # row needs its maximum subtracted.
 LARGEST_UNSHIFTED_SOFTCAP = 40.0

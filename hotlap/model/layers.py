@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,32 @@ from torch.nn import functional as F
 from hotlap.model.roles import Role
 
 
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        inverse_rms = (norm.square() / x.size(-1) + torch.finfo(wide).eps).rsqrt()
+        y = (x * inverse_rms).to(x.dtype)
+        ctx.save_for_backward(y, inverse_rms)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        y, inverse_rms = ctx.saved_tensors
+        along_y = (grad * y).sum(dim=-1, keepdim=True, dtype=inverse_rms.dtype) / y.size(-1)
+        return torch.addcmul(grad, y, along_y, value=-1).mul(inverse_rms).to(grad.dtype)
+
+
 def rms_norm(x: Tensor) -> Tensor:
-    """RMS norm over the last dimension, without weights."""
-    return F.rms_norm(x, (x.size(-1),))
+    """RMS norm over the last dimension, without weights.
+
+    What `F.rms_norm` computes, at a quarter of its time on a CPU, where that is a chain of a dozen passes.
+    """
+    if x.is_cuda or torch.compiler.is_compiling():
+        return F.rms_norm(x, (x.size(-1),))
+    result: Tensor = _RmsNorm.apply(x)  # type: ignore[no-untyped-call]
+    return result
 
 
 class Matrix(nn.Module):

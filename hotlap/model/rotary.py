@@ -6,7 +6,7 @@ Feature i is paired with feature i + D/2. `full` turns every pair, with waveleng
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,39 @@ def angular_frequencies(head_dim: int, kind: Literal["full", "half"], base: floa
     return torch.cat([turning, turning.new_zeros(pairs - pairs // 2)])
 
 
-def rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
+def plain_rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
+    """The reference."""
     first, second = x_THD.chunk(2, dim=-1)
     cos, sin = rotation
     return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+
+
+def _rotate_into_new(x_THD: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    out = torch.empty_like(x_THD)
+    first, second = x_THD.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=direction)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=-direction)
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate_into_new(x_THD, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _rotate_into_new(grad_THD, *ctx.saved_tensors, -1), None, None
+
+
+def rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
+    """As the plain version, in half its passes: the gradient of a rotation is the rotation back."""
+    if torch.compiler.is_compiling():
+        return plain_rotate(x_THD, rotation)
+    result: Tensor = _Rotate.apply(x_THD, *rotation)  # type: ignore[no-untyped-call]
+    return result
 
 
 class Rotary(nn.Module):

@@ -1,0 +1,81 @@
+"""The hand-written gradients of norm, rotation and MLP against their plain versions under autograd."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotlap.model.layers import rms_norm
+from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
+from hotlap.model.rotary import Rotary, Rotation, plain_rotate, rotate
+
+
+def torch_rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotation(num_tokens: int, head_dim: int, dtype: torch.dtype) -> Rotation:
+    return Rotary(head_dim, "half", 1024.0, num_tokens)(num_tokens, dtype)
+
+
+def value_and_gradients(function, *operands: Tensor) -> list[Tensor]:
+    leaves = [operand.clone().requires_grad_() for operand in operands]
+    out = function(*leaves)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# name: (fast, plain, operands). Heads of a joined product are a view with gaps; a row of zeros has no norm.
+CASES = {
+    "norm": (rms_norm, torch_rms_norm, [random(5, 64)]),
+    "norm of heads": (rms_norm, torch_rms_norm, [random(5, 6, 16)[:, :4]]),
+    "norm of zeros and tiny rows": (rms_norm, torch_rms_norm, [random(3, 8) * torch.tensor([[0], [1e-8], [1]])]),
+    "rotation": (
+        lambda x: rotate(x, rotation(5, 16, x.dtype)),
+        lambda x: plain_rotate(x, rotation(5, 16, x.dtype)),
+        [random(5, 3, 16)],
+    ),
+    "mlp": (
+        relu_squared_mlp,
+        plain_relu_squared_mlp,
+        [random(9, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("case", CASES)
+def test_fast_agrees_with_plain(case, dtype, tolerance) -> None:
+    fast, plain, operands = CASES[case]
+    operands = [operand.to(dtype) for operand in operands]
+    found, expected = value_and_gradients(fast, *operands), value_and_gradients(plain, *operands)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype == dtype
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_agrees_with_plain(case) -> None:
+    fast, plain, operands = CASES[case]
+    compiled = torch.compile(fast, backend="aot_eager", fullgraph=True)
+    found, expected = value_and_gradients(compiled, *operands), value_and_gradients(plain, *operands)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_mlp_keeps_one_hidden_tensor_for_its_backward() -> None:
+    x, expand, out = random(9, 16), random(64, 16, seed=1), random(16, 64, seed=2)
+    kept = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.shape == (9, 64):
+            kept.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        relu_squared_mlp(*(operand.requires_grad_() for operand in (x, expand, out)))
+    assert len(kept) == 1
