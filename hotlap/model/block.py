@@ -16,7 +16,7 @@ from hotlap.config import ModelConfig
 from hotlap.model.layers import Matrix, rms_norm
 from hotlap.model.mlp import MLP
 from hotlap.model.roles import Role
-from hotlap.model.rotary import Rotation, rotate
+from hotlap.model.rotary import Rotation, norm_and_rotate
 
 
 class AttentionPlan(Protocol):
@@ -44,11 +44,12 @@ class Attention(nn.Module):
         self, x_TC: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
-        # One product for all three: they are kept apart so that each is orthogonalised as its own matrix.
-        weight = torch.cat([self.q.weight, self.k.weight, self.v.weight]).to(x_TC.dtype)
-        heads = F.linear(x_TC, weight).unflatten(-1, (-1, self.head_dim))
-        qk, v = heads.split([self.num_heads + self.kv_heads, self.kv_heads], dim=1)
-        q, k = rotate(rms_norm(qk), rotation).split([self.num_heads, self.kv_heads], dim=1)
+        # One product for both: they are kept apart so that each is orthogonalised as its own matrix.
+        qk_weight = torch.cat([self.q.weight, self.k.weight]).to(x_TC.dtype)
+        qk = F.linear(x_TC, qk_weight).unflatten(-1, (-1, self.head_dim))
+        q, k = norm_and_rotate(qk, rotation).split([self.num_heads, self.kv_heads], dim=1)
+        # Not in that product: the gradient needs v itself, and would keep q and k in memory with it.
+        v = self.v(x_TC).unflatten(-1, (-1, self.head_dim))
         y_THD = plan.attend(q, k, self.mix(v, mixed_in), self.head_dim**-0.5)
         return self.out(y_THD.flatten(-2)), v
 

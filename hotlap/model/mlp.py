@@ -37,7 +37,7 @@ class _ReluSquaredMLP(torch.autograd.Function):
 
 
 def relu_squared_mlp(x_TC: Tensor, expand: Tensor, out: Tensor) -> Tensor:
-    """As the plain version; matrices in the dtype of x. A compiler finds its own way through the plain one."""
+    """As the plain version, in less memory; matrices in the dtype of x. A compiler does it by itself."""
     if torch.compiler.is_compiling():
         return plain_relu_squared_mlp(x_TC, expand, out)
     result: Tensor = _ReluSquaredMLP.apply(x_TC, expand, out)  # type: ignore[no-untyped-call]
