@@ -6,7 +6,10 @@ the newest recipe's own model at 8 layers × 256 and 16,384 tokens, on the CPU a
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -15,6 +18,7 @@ import torch.distributed as dist
 
 from hotlap.attention import choose_backend
 from hotlap.config import Config
+from hotlap.hardware import has_native_bf16
 from hotlap.model import build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim import Muon, orthogonalize, step_coefficients
@@ -24,6 +28,7 @@ from hotlap.settings import updated
 from hotlap.train.masking import Masking
 from tests.ranks import run_ranks
 
+WITHOUT_BF16 = ", no bf16 instructions"
 SHARE_LAYERS, SHARE_WIDTH, SHARE_TOKENS = 8, 256, 16_384
 
 
@@ -59,12 +64,19 @@ def show(what: str, ours_ms: float, other: str, other_ms: float) -> None:
     print(f"| {what:<44} | {ours_ms:>9.1f} | {other:<28} | {other_ms:>9.1f} | {ratio:>6.2f} |", flush=True)
 
 
-def against_torch() -> None:
+def against_torch(where: str = "") -> None:
     for width in (128, 256):
         ours = Muon(block_matrices(1, width))
         theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
         ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=3)
-        show(f"step, 1 layer × {width}", ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
+        show(f"step, 1 layer × {width}{where}", ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
+
+
+def against_torch_without_bf16_instructions() -> None:
+    """On a CPU that has them they decide this comparison, so it is run again as on one that has not."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    program = f"from bench.muon import against_torch; against_torch('{WITHOUT_BF16}')"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 def batched_against_loop() -> None:
@@ -152,6 +164,8 @@ def main() -> None:
     print(f"| {'ours':<44} | {'ms':>9} | {'other':<28} | {'ms':>9} | other/ours |")
     print(f"|{'-' * 46}|{'-' * 11}|{'-' * 30}|{'-' * 11}|{'-' * 12}|")
     against_torch()
+    if has_native_bf16(torch.device("cpu")):
+        against_torch_without_bf16_instructions()
     batched_against_loop()
     gram_against_plain()
     overlap_against_flat()

@@ -123,6 +123,7 @@ def route(
 def build_optimizers(
     routing: Routing,
     *,
+    ns_dtype: torch.dtype | None = None,
     check_finite: bool | None = None,
     process_group: dist.ProcessGroup | None = None,
     on_event: OnEvent | None = None,
@@ -143,6 +144,7 @@ def build_optimizers(
                 momentum_form=muon.momentum_form,
                 ns_steps=muon.newton_schulz_steps,
                 coefficients=muon.coefficients,
+                ns_dtype=ns_dtype,
                 update_scale=muon.update_scale,
                 cautious=muon.cautious_weight_decay,
                 lr_factors={route.name: route.lr_factor for route in in_muon},

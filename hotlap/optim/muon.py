@@ -48,7 +48,8 @@ class Muon(torch.optim.Optimizer):
 
     nesterov        look ahead along the momentum before orthogonalising
     momentum_form   "lerp": the buffer goes to the gradient by 1-momentum; "sum": momentum·buffer + gradient
-    ns_steps, coefficients   of the Newton-Schulz iteration
+    ns_steps, coefficients, ns_dtype   of the Newton-Schulz iteration; its dtype is by default bfloat16 on CUDA
+                    and float32 elsewhere
     update_scale    "aspect": max(1, rows/cols)^½; "match-rms": 0.2·max(rows, cols)^½, the size of AdamW's
     cautious        decay only those weights that the update moves towards zero as well
     lr_factors      name → factor on the learning rate; {"blocks.0.mlp.up": 2.0}
@@ -70,6 +71,7 @@ class Muon(torch.optim.Optimizer):
         momentum_form: MomentumForm = "lerp",
         ns_steps: int = 5,
         coefficients: CoefficientKind = "quintic",
+        ns_dtype: torch.dtype | None = None,
         update_scale: UpdateScale = "aspect",
         cautious: bool = False,
         lr_factors: Mapping[str, float] | None = None,
@@ -93,6 +95,7 @@ class Muon(torch.optim.Optimizer):
         self._nesterov = nesterov
         self._momentum_form = momentum_form
         self._coefficients = step_coefficients(coefficients, ns_steps)
+        self._ns_dtype = ns_dtype
         self._update_scale = update_scale
         self._cautious = cautious
         self._check_finite = check_finite
@@ -148,8 +151,9 @@ class Muon(torch.optim.Optimizer):
         """This rank's orthogonalised updates of one chunk, (owned, rows, cols)."""
         share = self._shares[index]
         updates = torch.empty_like(share.momentum)
+        dtype = self._ns_dtype or working_dtype(updates)
         if not len(share.owned):
-            return updates.to(working_dtype(updates))
+            return updates.to(dtype)
         momentum = share.group["momentum"]
         for position, buffer, update in zip(share.owned, share.momentum, updates, strict=True):
             gradient = cast(Tensor, share.weights[position].grad).to(buffer.dtype)
@@ -165,7 +169,7 @@ class Muon(torch.optim.Optimizer):
                 update.copy_(buffer)
         kind = share.chunk.kind
         pieces = updates.view(-1, kind.rows // kind.parts, kind.cols)
-        return orthogonalize(pieces, self._coefficients).reshape(updates.shape)
+        return orthogonalize(pieces, self._coefficients, dtype=dtype).reshape(updates.shape)
 
     def _apply(self, index: int, updates: Tensor) -> None:
         share = self._shares[index]

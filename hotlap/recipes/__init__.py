@@ -40,9 +40,8 @@ def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) ->
 
     With another number of steps, what the recipe gives in steps keeps its share of the run, as between sizes.
     """
-    changes = changes or {}
-    scale = find_size(size)
+    scale, base = find_size(size), find_recipe(recipe)
+    changes = {**base.at_size.get(size, {}), **(changes or {})}
     if "schedule.steps" in changes:
         scale = replace(scale, steps=changes["schedule.steps"])
-    config = scale.apply(find_recipe(recipe).config)
-    return updated(config, {"recipe": recipe, "size": size, **changes})
+    return updated(scale.apply(base.config), {"recipe": recipe, "size": size, **changes})

@@ -31,6 +31,7 @@ class Recipe:
     source: str
     record: Record | None
     config: Config
+    at_size: Mapping[str, Mapping[str, Any]]  # what it changes, beyond the size's own changes, at that size
 
 
 RECIPES: dict[str, Recipe] = {}
@@ -45,12 +46,13 @@ def _add(
     record: Record | None,
     changes: Mapping[str, Any],
     source: str = "",
+    at_size: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     base = RECIPES[parent].config if parent else Config()
     config = updated(base, {**changes, "recipe": name})
     if record and not source:
         source = _SPEEDRUN.format(date=record.date)
-    RECIPES[name] = Recipe(name, parent, summary, source, record, config)
+    RECIPES[name] = Recipe(name, parent, summary, source, record, config, at_size or {})
 
 
 _add(

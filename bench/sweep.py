@@ -1,0 +1,168 @@
+"""Which settings are the fastest on the clock? Runs on a tuning split, never on the validation split.
+
+    python -m bench.sweep SWEEP [--write]     one of `SWEEPS`; stopped, it goes on when called again
+
+The corpus's validation documents are left out altogether; every twentieth of the others is what the settings
+are tuned on. As many runs as there are cores go side by side, one thread each. A sweep by time gives each
+variant as many steps as take the base's time, in CPU seconds, so that neighbours do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.__main__ import write_section
+from bench.sweeps import SWEEPS, Sweep
+from hotlap.attention import choose_backend
+from hotlap.config import Config
+from hotlap.data.corpora import find_corpus
+from hotlap.data.prepare import Settings, prepare
+from hotlap.data.sources import TextsSource
+from hotlap.data.tokenizing import is_validation
+from hotlap.data.wheels import cache_directory
+from hotlap.hardware import select_precision, tune_malloc, usable_cores
+from hotlap.model import build_model
+from hotlap.optim.groups import build_optimizers
+from hotlap.recipes import resolve
+from hotlap.report.stats import paired, summarize
+from hotlap.settings import as_text
+from hotlap.train.lap import route_parameters
+from hotlap.train.masking import Masking
+
+VAL_FRACTION = Fraction(1, 20)
+CPU = torch.device("cpu")
+
+
+def training_documents(corpus: str) -> Iterator[str]:
+    for index, text in enumerate(find_corpus(corpus).texts()):
+        if not is_validation(index, VAL_FRACTION):
+            yield text
+
+
+def tuning_data(corpus: str, vocabulary: int) -> Path:
+    directory = cache_directory() / "data" / f"{corpus}-tuning-bpe{vocabulary}"
+    source = TextsSource(
+        description=f"{corpus}: its training documents",
+        licence=find_corpus(corpus).licence,
+        settings={"corpus": corpus, "split": "tuning"},
+        text_bytes=find_corpus(corpus).text_bytes,
+        fetch=lambda: None,
+        texts=lambda: training_documents(corpus),
+    )
+    prepare(source, Settings(vocabulary=vocabulary, val_fraction=VAL_FRACTION), directory)
+    return directory
+
+
+def step_cpu_seconds(config: Config, repeats: int = 12) -> float:
+    """CPU time of one step at the end of the run, where the window is widest, on one thread."""
+    torch.manual_seed(0)
+    model = build_model(config.model, config.batch.sequence_tokens, select_precision("auto", CPU))
+    optimizers = build_optimizers(route_parameters(model, config, world_size=1), check_finite=False)
+    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    masking.set_step(config.schedule.steps - 1)
+    count = config.batch.sequence_tokens
+    tokens = torch.randint(1, config.model.vocab_size, (count + 1,))
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        for _ in range(config.batch.tokens_per_step // count):
+            plans = masking.plans(tokens[:-1], config.data.chunk_tokens)
+            model(tokens[:-1], tokens[1:], plans).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds[2:])
+
+
+def steps_of(sweep: Sweep) -> dict[str, int]:
+    """How long each variant trains."""
+    configs = {label: resolve(sweep.recipe, sweep.size, changes) for label, changes in sweep.variants.items()}
+    if not sweep.by_time:
+        return {label: config.schedule.steps for label, config in configs.items()}
+    tune_malloc()
+    torch.set_num_threads(1)
+    seconds = {label: step_cpu_seconds(config) for label, config in configs.items()}
+    base = next(iter(configs))
+    budget = seconds[base] * configs[base].schedule.steps
+    return {label: round(budget / seconds[label]) for label in configs}
+
+
+def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
+    """The last line of validation of one run, which is trained unless it is there."""
+    name = re.sub(r"[^a-z0-9]+", "-", label.lower()) + f"-seed{seed}"
+    metrics = runs / name / "metrics.jsonl"
+    if not (runs / name / "report.html").exists():
+        changes = {**sweep.variants[label], "schedule.steps": steps, "seed": seed}
+        vocabulary = resolve(sweep.recipe, sweep.size, changes).model.vocab_size
+        changes["data.source"] = str(tuning_data("sotu", vocabulary))
+        command = [sys.executable, "-m", "hotlap", "train", sweep.recipe, "--size", sweep.size]
+        command += ["--runs", str(runs), "--name", name, "--threads", "1", "--compile", "off"]
+        command += [f"--{setting}={as_text(value)}" for setting, value in changes.items()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "validation"][-1]
+
+
+def rows(sweep: Sweep, steps: Mapping[str, int], results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    base = next(iter(sweep.variants))
+    bpb = {label: [line["val_bpb"] for line in lines] for label, lines in results.items()}
+    table = [
+        "| variant | steps | tokens | tuning bits/byte | sd | against the first | 95 % interval | p |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for label, lines in results.items():
+        summary, difference = summarize(bpb[label]), paired(bpb[base], bpb[label])
+        against = "| – | – | – |"
+        if label != base:
+            interval = f"{difference.low:+.4f} … {difference.high:+.4f}" if sweep.seeds > 1 else "–"
+            against = f"| {difference.mean:+.4f} | {interval} | {difference.p:.3f} |"
+        table.append(
+            f"| {label} | {steps[label]} | {lines[0]['tokens']:,} | {summary.mean:.4f} | {summary.sd:.4f} {against}"
+        )
+    return "\n".join(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", choices=list(SWEEPS))
+    parser.add_argument("--runs", type=Path, default=Path("runs/sweep"))
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    arguments = parser.parse_args()
+    sweep = SWEEPS[arguments.sweep]
+    runs = arguments.runs / arguments.sweep
+    runs.mkdir(parents=True, exist_ok=True)
+    steps_file = runs / "steps.json"
+    if not steps_file.exists():
+        steps_file.write_text(json.dumps(steps_of(sweep)))
+    steps = json.loads(steps_file.read_text())
+    for changes in sweep.variants.values():
+        tuning_data("sotu", resolve(sweep.recipe, sweep.size, changes).model.vocab_size)
+    tasks = [(label, seed) for seed in range(sweep.seeds) for label in sweep.variants]
+    results: dict[str, list[dict[str, Any]]] = {label: [] for label in sweep.variants}
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        ended = pool.map(lambda task: run_once(sweep, task[0], steps[task[0]], task[1], runs), tasks)
+        for (label, seed), line in zip(tasks, ended, strict=True):
+            results[label].append(line)
+            print(f"{label} seed {seed}: {line['val_bpb']:.4f} after {line['tokens']:,} tokens", flush=True)
+    table = rows(sweep, steps, results)
+    print(table)
+    if arguments.write:
+        write_section(f"sweep: {arguments.sweep}", sweep.question, table)
+
+
+if __name__ == "__main__":
+    main()
