@@ -17,7 +17,8 @@ class Sweep:
     variants: Mapping[str, Mapping[str, Any]]
 
 
-TWO_LAYERS = {
+# The shape that the first sweep found, with the schedule of a short lap.
+SHORT = {
     "model.num_layers": 2,
     "model.values": "mirrored",
     "model.drop_attention": False,
@@ -29,6 +30,11 @@ TWO_LAYERS = {
     "schedule.window_end_tokens": 256,
 }
 
+
+def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {label: {**base, **changes} for label, changes in changed.items()}
+
+
 SWEEPS = {
     "shape": Sweep(
         "Which depth, width, vocabulary, batch and chunk reach the lowest loss in the time of `softcap` at nano?",
@@ -38,29 +44,73 @@ SWEEPS = {
         by_time=True,
         variants={
             "4 x 128": {"schedule.steps": 320},
-            "2 x 128": {**TWO_LAYERS, "schedule.steps": 320},
-            "3 x 128": {
-                **TWO_LAYERS,
-                "schedule.steps": 320,
-                "model.num_layers": 3,
-                "model.values": "per-layer",
-            },
-            "2 x 192": {**TWO_LAYERS, "schedule.steps": 320, "model.width": 192, "model.num_heads": 3},
-            "2 x 96": {**TWO_LAYERS, "schedule.steps": 320, "model.width": 96, "model.num_heads": 2},
-            "2 x 128, 1024 a step": {
-                **TWO_LAYERS,
-                "schedule.steps": 320,
-                "batch.tokens_per_step": 1024,
-                "batch.sequence_tokens": 1024,
-            },
-            "2 x 128, 4096 a step": {
-                **TWO_LAYERS,
-                "schedule.steps": 320,
-                "batch.tokens_per_step": 4096,
-                "batch.sequence_tokens": 4096,
-            },
-            "2 x 128, vocabulary 8192": {**TWO_LAYERS, "schedule.steps": 320, "model.vocab_size": 8192},
-            "2 x 128, chunk 128": {**TWO_LAYERS, "schedule.steps": 320, "data.chunk_tokens": 128},
+            **_variants(
+                {**SHORT, "schedule.steps": 320},
+                {
+                    "2 x 128": {},
+                    "3 x 128": {"model.num_layers": 3, "model.values": "per-layer"},
+                    "2 x 192": {"model.width": 192, "model.num_heads": 3},
+                    "2 x 96": {"model.width": 96},
+                    "2 x 128, 1024 a step": {"batch.tokens_per_step": 1024, "batch.sequence_tokens": 1024},
+                    "2 x 128, 4096 a step": {"batch.tokens_per_step": 4096, "batch.sequence_tokens": 4096},
+                    "2 x 128, vocabulary 8192": {"model.vocab_size": 8192},
+                    "2 x 128, chunk 128": {"data.chunk_tokens": 128},
+                },
+            ),
         },
+    ),
+    "narrow": Sweep(
+        "Narrower than 128 won: how narrow, when the lap takes a minute on two cores?",
+        "softcap",
+        "nano",
+        seeds=1,
+        by_time=True,
+        variants=_variants(
+            {**SHORT, "schedule.steps": 600},
+            {
+                "2 x 128": {},
+                "2 x 96": {"model.width": 96},
+                "2 x 64": {"model.width": 64},
+                "3 x 96": {"model.width": 96, "model.num_layers": 3, "model.values": "per-layer"},
+                "4 x 64": {"model.width": 64, "model.num_layers": 4},
+                "2 x 96, vocabulary 8192": {"model.width": 96, "model.vocab_size": 8192},
+            },
+        ),
+    ),
+    "ingredients": Sweep(
+        "What does each ingredient change, alone, on two layers?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=False,
+        variants=_variants(
+            {**SHORT, "schedule.steps": 300},
+            {
+                "base": {},
+                "polar express": {"optim.muon.coefficients": "polar-express"},
+                "polar express, 4 steps": {
+                    "optim.muon.coefficients": "polar-express",
+                    "optim.muon.newton_schulz_steps": 4,
+                },
+                "cautious weight decay 0.1": {
+                    "optim.muon.weight_decay": 0.1,
+                    "optim.muon.cautious_weight_decay": True,
+                },
+                "muon lr 0.03": {"optim.muon.lr": 0.03},
+                "muon lr 0.055": {"optim.muon.lr": 0.055},
+                "embed lr 0.6": {"optim.adam.embed_lr": 0.6},
+                "embed lr 0.15": {"optim.adam.embed_lr": 0.15},
+                "head lr 0.004": {"optim.adam.head_lr": 0.004},
+                "head lr 0.016": {"optim.adam.head_lr": 0.016},
+                "softcap 10": {"model.softcap": 10.0},
+                "softcap 30": {"model.softcap": 30.0},
+                "a value table per layer": {"model.values": "per-layer"},
+                "no value tables": {"model.values": "plain"},
+                "window 128 to 256": {"schedule.window_start_tokens": 128},
+                "cooldown 0.8": {"schedule.cooldown_fraction": 0.8},
+                "cooldown 1.0": {"schedule.cooldown_fraction": 1.0},
+                "full rotary": {"model.rotary": "full"},
+            },
+        ),
     ),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
 
 from hotlap.config import Config
+from hotlap.data.wheels import cache_directory
 from hotlap.model import GPT, GPT2
 from hotlap.train.masking import Masking
 from hotlap.train.metrics import matmul_flops_per_token
@@ -42,6 +44,8 @@ def choose_mode(config: Config, device: torch.device, peak_gflops: float | None)
 def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> None:
     if mode == "off":
         return
+    # The compiler's own choice is a temporary directory, which a restart of the machine empties.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
     # How many probabilities the blocked backend keeps depends on the mask; without this every layer's graph
     # would break at its attention.
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
