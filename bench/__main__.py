@@ -23,7 +23,8 @@ from hotlap import __version__
 from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start")
+PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
+LONG_PARTS = ("marks",)  # not among those that run by default
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds:
@@ -70,7 +71,12 @@ def write_section(part: str, question: str, output: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(PARTS)} (default: all of these), {', '.join(LONG_PARTS)}",
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     arguments = parser.parse_args()
     torch.set_num_threads(usable_cores())

@@ -117,22 +117,22 @@ def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dic
     return [line for line in lines if line["kind"] == "validation"][-1]
 
 
-def rows(sweep: Sweep, steps: Mapping[str, int], results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+def rows(sweep: Sweep, results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     base = next(iter(sweep.variants))
     bpb = {label: [line["val_bpb"] for line in lines] for label, lines in results.items()}
     table = [
-        "| variant | steps | tokens | tuning bits/byte | sd | against the first | 95 % interval | p |",
-        "|---|---|---|---|---|---|---|---|",
+        "| variant | steps | tokens | tuning bits/byte | against the first | 95 % interval, p |",
+        "|---|---|---|---|---|---|",
     ]
     for label, lines in results.items():
         summary, difference = summarize(bpb[label]), paired(bpb[base], bpb[label])
-        against = "| – | – | – |"
-        if label != base:
-            interval = f"{difference.low:+.4f} … {difference.high:+.4f}" if sweep.seeds > 1 else "–"
-            against = f"| {difference.mean:+.4f} | {interval} | {difference.p:.3f} |"
-        table.append(
-            f"| {label} | {steps[label]} | {lines[0]['tokens']:,} | {summary.mean:.4f} | {summary.sd:.4f} {against}"
-        )
+        several = summary.count > 1
+        cells = [label, str(lines[0]["step"]), f"{lines[0]['tokens']:,}", f"{summary.mean:.4f}"]
+        cells[-1] += f" ± {summary.sd:.4f}" if several else ""
+        cells.append("" if label == base else f"{difference.mean:+.4f}")
+        shown = several and label != base
+        cells.append(f"{difference.low:+.4f} to {difference.high:+.4f}, {difference.p:.3f}" if shown else "")
+        table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
 
 
@@ -158,7 +158,7 @@ def main() -> None:
         for (label, seed), line in zip(tasks, ended, strict=True):
             results[label].append(line)
             print(f"{label} seed {seed}: {line['val_bpb']:.4f} after {line['tokens']:,} tokens", flush=True)
-    table = rows(sweep, steps, results)
+    table = rows(sweep, results)
     print(table)
     if arguments.write:
         write_section(f"sweep: {arguments.sweep}", sweep.question, table)

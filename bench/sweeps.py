@@ -1,4 +1,4 @@
-"""What was swept: a recipe at a size, and variants of it, the first of which is what they are compared with."""
+"""What was swept: variants of a recipe at a size, the first of which is what the others are compared with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]])
 
 SWEEPS = {
     "shape": Sweep(
-        "Which depth, width, vocabulary, batch and chunk reach the lowest loss in the time of `softcap` at nano?",
+        "Which depth, width, vocabulary, batch and chunk are best in the time of `softcap` at nano?",
         "softcap",
         "nano",
         seeds=1,
@@ -78,13 +78,13 @@ SWEEPS = {
         ),
     ),
     "ingredients": Sweep(
-        "What does each ingredient change, alone, on two layers?",
+        "What does each ingredient change, alone, at 2 x 96?",
         "softcap",
         "nano",
         seeds=3,
         by_time=False,
         variants=_variants(
-            {**SHORT, "schedule.steps": 300},
+            {**SHORT, "model.width": 96, "schedule.steps": 300},
             {
                 "base": {},
                 "polar express": {"optim.muon.coefficients": "polar-express"},
@@ -100,15 +100,12 @@ SWEEPS = {
                 "muon lr 0.055": {"optim.muon.lr": 0.055},
                 "embed lr 0.6": {"optim.adam.embed_lr": 0.6},
                 "embed lr 0.15": {"optim.adam.embed_lr": 0.15},
-                "head lr 0.004": {"optim.adam.head_lr": 0.004},
                 "head lr 0.016": {"optim.adam.head_lr": 0.016},
-                "softcap 10": {"model.softcap": 10.0},
                 "softcap 30": {"model.softcap": 30.0},
                 "a value table per layer": {"model.values": "per-layer"},
                 "no value tables": {"model.values": "plain"},
                 "window 128 to 256": {"schedule.window_start_tokens": 128},
                 "cooldown 0.8": {"schedule.cooldown_fraction": 0.8},
-                "cooldown 1.0": {"schedule.cooldown_fraction": 1.0},
                 "full rotary": {"model.rotary": "full"},
             },
         ),

