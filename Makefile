@@ -28,7 +28,8 @@ test-all: lint
 	$(PYTEST) -m ''
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m bench --write
 
 # About 40 minutes on two cores; stopped, it goes on when called again. RACE: options of `hotlap race`.
 RACE ?= --size nano --seeds 3

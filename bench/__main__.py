@@ -24,7 +24,7 @@ from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
-LONG_PARTS = ("marks",)  # not among those that run by default
+LONG_PARTS = ("marks", "memory")  # not among those that run by default
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds:

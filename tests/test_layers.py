@@ -29,7 +29,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 CASES = {
     "norm": (rms_norm, plain_rms_norm, [random(5, 64)]),
     "norm of heads": (rms_norm, plain_rms_norm, [random(5, 6, 16)[:, :4]]),
-    "norm of zeros and tiny rows": (rms_norm, plain_rms_norm, [random(3, 8) * torch.tensor([[0], [1e-8], [1]])]),
+    "norm of zeros and tiny rows": (
+        rms_norm,
+        plain_rms_norm,
+        [random(3, 8) * torch.tensor([[0], [1e-8], [1]])],
+    ),
     "norm and rotation": (
         lambda x: norm_and_rotate(x, rotation(5, 16, x.dtype)),
         lambda x: plain_norm_and_rotate(x, rotation(5, 16, x.dtype)),

@@ -97,6 +97,7 @@ COUNTS = {
     "block-window": COMMON + 12 * (ATTENTION + 2) + 6 * TABLE,
     "sparse-value-embeds": COMMON + 11 * (ATTENTION + 2) + 3 * TABLE,
     "softcap": COMMON + 11 * (ATTENTION + 2) + 3 * TABLE,
+    "sprint": COMMON + 11 * (ATTENTION + 2) + 3 * TABLE,
     # Tied head with padding, 1024 positions, two norms a layer and a last one.
     "adamw": HEAD + 1024 * 768 + 12 * (ATTENTION + MLP) + (2 * 12 + 1) * 768,
 }
@@ -135,8 +136,9 @@ def test_roles_are_what_the_routing_expects():
     assert roles["blocks.0.mlp.out.weight"] == "matrix"
 
 
-# Loss of the fourth step at `pico` with seed 0, in float64: a refactor must not move these. In float32 another
-# order of the same sums moves them by 1e-4, because Muon brings first gradients that are almost zero to size.
+# Loss of the fourth step at `pico` with seed 0, in float64: a refactor must not move these. In float32
+# another order of the same sums moves them by 1e-4, because Muon brings first gradients that are almost zero
+# to size.
 PINNED = {
     "adamw": 5.4723422,
     "flex-attention": 4.9391657,

@@ -50,6 +50,14 @@ def test_matrices_stepped_together_move_as_each_alone():
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
+def test_the_iteration_can_be_left_to_bfloat16_while_weights_stay_float32():
+    moved, exact = (one_step(matrix(), ns_dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert moved.dtype == torch.float32
+    # Two to three significant digits, and not the float32 result.
+    torch.testing.assert_close(moved, exact, atol=0.02, rtol=0)
+    assert not torch.allclose(moved, exact, atol=1e-5)
+
+
 def one_step(weight: torch.nn.Parameter, **options) -> torch.Tensor:
     """How a step moved the weight, per unit of learning rate."""
     before = weight.detach().clone()

@@ -50,7 +50,8 @@ def test_the_lineage_is_one_line_from_the_first_record_to_the_last():
     assert RECIPES[names[0]].parent is None
     for parent, child in itertools.pairwise(names):
         assert RECIPES[child].parent == parent
-    assert set(RECIPES) == {"adamw", *names}
+    assert RECIPES["sprint"].parent == names[-1]
+    assert set(RECIPES) == {"adamw", *names, "sprint"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -178,13 +179,23 @@ def test_a_recipe_differs_from_its_parent_in_just_what_it_is_about(name):
 def test_any_recipe_resolves_at_any_size(name, size):
     config = resolve(name, size)
     assert (config.recipe, config.size) == (name, size)
-    assert config.model.num_layers == SIZES[size].num_layers
-    assert config.model.width == SIZES[size].width
+    own = RECIPES[name].at_size.get(size, {})
+    assert config.model.num_layers == own.get("model.num_layers", SIZES[size].num_layers)
+    assert config.model.width == own.get("model.width", SIZES[size].width)
 
 
 def test_small_leaves_a_recipe_as_it_is():
     for name, recipe in RECIPES.items():
         assert resolve(name, "small") == recipe.config
+
+
+def test_what_a_recipe_changes_at_a_size_gives_way_to_what_is_asked_for():
+    own = RECIPES["sprint"].at_size["nano"]
+    assert resolve("sprint", "nano").model.num_layers == own["model.num_layers"] == 2
+    asked = resolve("sprint", "nano", {"model.num_layers": 6, "schedule.steps": 2 * own["schedule.steps"]})
+    assert asked.model.num_layers == 6
+    warmup = resolve("sprint", "nano").optim.muon.momentum_warmup_steps
+    assert asked.optim.muon.momentum_warmup_steps == pytest.approx(2 * warmup, abs=1)
 
 
 def test_a_changed_number_of_steps_keeps_the_shares_of_the_phases():

@@ -48,7 +48,7 @@ def _tree(console: Console) -> None:
     branches: dict[str | None, Tree] = {None: root}
     for recipe in RECIPES.values():
         record = recipe.record
-        facts = f"{record.date}, {record.minutes:.2f} min" if record else "baseline"
+        facts = f"{record.date}, {record.minutes:.2f} min" if record else "no record"
         label = f"[bold]{recipe.name}[/bold]  {facts}  {escape(recipe.summary)}"
         branches[recipe.name] = branches[recipe.parent].add(label)
     console.print(root, soft_wrap=True)

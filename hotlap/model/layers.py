@@ -33,7 +33,7 @@ class _RmsNorm(torch.autograd.Function):
         return normed
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return norm_gradient(grad, *ctx.saved_tensors)
 
 

@@ -60,7 +60,7 @@ class _NormAndRotate(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:
         out, scale, cos, sin = ctx.saved_tensors
         return _turn(norm_gradient(grad_THD, out, scale), cos, sin, -1), None, None
 

@@ -48,8 +48,8 @@ class Muon(torch.optim.Optimizer):
 
     nesterov        look ahead along the momentum before orthogonalising
     momentum_form   "lerp": the buffer goes to the gradient by 1-momentum; "sum": momentum·buffer + gradient
-    ns_steps, coefficients, ns_dtype   of the Newton-Schulz iteration; its dtype is by default bfloat16 on CUDA
-                    and float32 elsewhere
+    ns_steps, coefficients   of the Newton-Schulz iteration
+    ns_dtype        that it computes in; by default bfloat16 on CUDA and float32 elsewhere
     update_scale    "aspect": max(1, rows/cols)^½; "match-rms": 0.2·max(rows, cols)^½, the size of AdamW's
     cautious        decay only those weights that the update moves towards zero as well
     lr_factors      name → factor on the learning rate; {"blocks.0.mlp.up": 2.0}

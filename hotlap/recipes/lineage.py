@@ -1,7 +1,8 @@
 """The lineage: each recipe is its parent with a few settings changed, at the scale of the published records.
 
 The figures of the records (8×H100, FineWeb to a validation loss of 3.28) stand in `Record`; they were
-published, not measured here. `adamw` is the zero from which gains are measured and has no record.
+published, not measured here. `adamw`, the zero from which gains are measured, and `sprint`, which goes on
+where the records end, have none.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ def _add(
         source = _SPEEDRUN.format(date=record.date)
     RECIPES[name] = Recipe(name, parent, summary, source, record, config, at_size or {})
 
+
+# Every layer sees the whole window from the start: at two layers there is nothing to gain by narrowing it.
+_TWO_LAYERS = {
+    "model.num_layers": 2,
+    "model.values": "mirrored",
+    "model.drop_attention": False,
+    "schedule.window_start_tokens": 256,
+    "schedule.window_end_tokens": 256,
+}
 
 _add(
     "adamw",
@@ -187,5 +197,23 @@ _add(
         "schedule.window_start_tokens": 128,
         "schedule.window_end_tokens": 1856,
         "schedule.window_offset_tokens": 0,
+    },
+)
+
+_add(
+    "sprint",
+    "softcap",
+    "the fastest lap on a CPU: shallow and narrow, rates and schedule tuned for minutes",
+    None,
+    {
+        "optim.muon.lr": 0.04,
+        "optim.adam.embed_lr": 0.3,
+        "optim.adam.beta2": 0.98,
+        "schedule.cooldown_fraction": 0.6,
+    },
+    source="swept here at nano (docs/benchmarks.md); untried at small and medium",
+    at_size={
+        "nano": {**_TWO_LAYERS, "model.width": 96, "schedule.steps": 600},
+        "pico": {**_TWO_LAYERS, "schedule.steps": 150},
     },
 )
