@@ -32,7 +32,9 @@ def main(words: Sequence[str]) -> int:
         directory = Path(words[1])
     else:
         directory = Path("runs/recipes")
-        code = dispatch(["race", *RECIPES, *RACE, *words])
+        # A recipe with a shape of its own has no place among equal shapes and steps; see bench.marks.
+        raced = [recipe.name for recipe in RECIPES.values() if not recipe.at_size]
+        code = dispatch(["race", *raced, *RACE, *words])
         if code:
             return code
     write_documents(directory, ROOT)

@@ -59,6 +59,23 @@ SWEEPS = {
             ),
         },
     ),
+    "nano": Sweep(
+        "Is the size nano, four layers of 128 with 2,048 tokens a step, well chosen for `softcap` on the clock?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {"schedule.steps": 320},
+            {
+                "4 x 128": {},
+                "4 x 96": {"model.width": 96},
+                "4096 a step": {"batch.tokens_per_step": 4096, "batch.sequence_tokens": 4096},
+                "muon lr 0.04": {"optim.muon.lr": 0.04},
+                "embed lr 0.3": {"optim.adam.embed_lr": 0.3},
+            },
+        ),
+    ),
     "narrow": Sweep(
         "Narrower than 128 won: how narrow, when the lap takes a minute on two cores?",
         "softcap",
@@ -107,6 +124,28 @@ SWEEPS = {
                 "window 128 to 256": {"schedule.window_start_tokens": 128},
                 "cooldown 0.8": {"schedule.cooldown_fraction": 0.8},
                 "full rotary": {"model.rotary": "full"},
+            },
+        ),
+    ),
+    "second": Sweep(
+        "What else could pay at 2 x 96, in equal time?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {**SHORT, "model.width": 96, "optim.adam.embed_lr": 0.6, "schedule.steps": 300},
+            {
+                "base, embed lr 0.6": {},
+                "hidden 8 x width": {"model.mlp_ratio": 8},
+                "hidden 2 x width": {"model.mlp_ratio": 2},
+                "cooldown 0.4": {"schedule.cooldown_fraction": 0.4},
+                "embed lr 1.0": {"optim.adam.embed_lr": 1.0},
+                "chunk and window 512": {
+                    "data.chunk_tokens": 512,
+                    "schedule.window_start_tokens": 512,
+                    "schedule.window_end_tokens": 512,
+                },
             },
         ),
     ),
