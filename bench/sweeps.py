@@ -60,7 +60,7 @@ SWEEPS = {
         },
     ),
     "nano": Sweep(
-        "Is the size nano, four layers of 128 with 2,048 tokens a step, well chosen for `softcap` on the clock?",
+        "Is the size nano (4 x 128, 2,048 tokens a step) well chosen for `softcap` on the clock?",
         "softcap",
         "nano",
         seeds=3,
@@ -70,8 +70,6 @@ SWEEPS = {
             {
                 "4 x 128": {},
                 "4 x 96": {"model.width": 96},
-                "4096 a step": {"batch.tokens_per_step": 4096, "batch.sequence_tokens": 4096},
-                "muon lr 0.04": {"optim.muon.lr": 0.04},
                 "embed lr 0.3": {"optim.adam.embed_lr": 0.3},
             },
         ),

@@ -80,7 +80,8 @@ def loss_and_gradients(
         x_cC, target_c1 = x[start : start + chunk_tokens], targets[start : start + chunk_tokens, None]
         shape = (len(x_cC), vocabulary)
         logits, exponents = (buffer[: len(x_cC) * vocabulary].view(shape) for buffer in (first, second))
-        _matmul_into(logits, x_cC, weight_used.T)
+        # The exponentials start from −2z / softcap; scaled here, that takes no pass of its own.
+        _matmul_into(logits, x_cC, weight_used.T, scale=-2 / softcap if softcap else 1.0)
         sums_c1, loss_c1 = _exponentials(logits, exponents, target_c1, softcap)
         total += loss_c1.sum()
         if needs_grad:
@@ -98,12 +99,12 @@ def _exponentials(
 ) -> tuple[Tensor, Tensor]:
     """Leave ∝ exp(capped logits) in `exponents`, and r = (1 − tanh(z / softcap)) / 2 in `logits` if capped.
 
-    exp(s·tanh(z/s)) = exp(s) · exp2(−2s·log2(e)·r), and exp2 is much the fastest exponential on a CPU.
-    Returns each row's sum of exponentials and loss.
+    Capped logits z come as −2z / softcap. exp(s·tanh(z/s)) = exp(s) · exp2(−2s·log2(e)·r), and exp2 is much
+    the fastest exponential on a CPU. Returns each row's sum of exponentials and loss.
     """
     log2_e = math.log2(math.e)
     if softcap:
-        torch.sigmoid(logits.mul_(-2 / softcap), out=logits)
+        torch.sigmoid(logits, out=logits)
         torch.mul(logits, -2 * softcap * log2_e, out=exponents)
     else:
         exponents.mul_(log2_e)
@@ -128,11 +129,11 @@ def _grad_logits(
     return exponents.mul_(slope), 4 / sums_c1
 
 
-def _matmul_into(out: Tensor, left: Tensor, right: Tensor) -> None:
+def _matmul_into(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
     if left.dtype == out.dtype:
-        torch.mm(left, right, out=out)
+        torch.addmm(out, left, right, beta=0, alpha=scale, out=out)
     else:
-        out.copy_(left @ right)
+        torch.mul(left @ right, scale, out=out)
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
