@@ -30,6 +30,17 @@ SHORT = {
     "schedule.window_end_tokens": 256,
 }
 
+# What the sweep of ingredients kept.
+PAID = {
+    "model.rotary": "full",
+    "optim.muon.coefficients": "polar-express",
+    "optim.muon.newton_schulz_steps": 4,
+    "optim.muon.weight_decay": 0.1,
+    "optim.muon.cautious_weight_decay": True,
+    "optim.adam.embed_lr": 0.6,
+    "optim.adam.head_lr": 0.016,
+}
+
 
 def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {label: {**base, **changes} for label, changes in changed.items()}
@@ -126,19 +137,19 @@ SWEEPS = {
         ),
     ),
     "second": Sweep(
-        "What else could pay at 2 x 96, in equal time?",
+        "On top of what paid: what else does, in equal time?",
         "softcap",
         "nano",
         seeds=3,
         by_time=True,
         variants=_variants(
-            {**SHORT, "model.width": 96, "optim.adam.embed_lr": 0.6, "schedule.steps": 300},
+            {**SHORT, **PAID, "model.width": 96, "schedule.steps": 300},
             {
-                "base, embed lr 0.6": {},
+                "base": {},
                 "hidden 8 x width": {"model.mlp_ratio": 8},
                 "hidden 2 x width": {"model.mlp_ratio": 2},
                 "cooldown 0.4": {"schedule.cooldown_fraction": 0.4},
-                "embed lr 1.0": {"optim.adam.embed_lr": 1.0},
+                "head lr 0.03": {"optim.adam.head_lr": 0.03},
                 "chunk and window 512": {
                     "data.chunk_tokens": 512,
                     "schedule.window_start_tokens": 512,
@@ -146,5 +157,16 @@ SWEEPS = {
                 },
             },
         ),
+    ),
+    "pico": Sweep(
+        "Does what was found at nano also win at pico, in equal time?",
+        "softcap",
+        "pico",
+        seeds=3,
+        by_time=True,
+        variants={
+            "softcap": {},
+            "two layers and the rates of nano": {**SHORT, **PAID},
+        },
     ),
 }

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -251,3 +252,10 @@ def test_changing_the_window_recompiles_nothing():
     with torch.compiler.set_stance("fail_on_recompile"):
         for window_blocks in range(1, 21):
             step(window_blocks)
+
+
+def test_compiled_code_is_kept_in_the_cache_between_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    apply_compile(make_model(resolve("softcap", "pico")), "block", coordinate_descent=False)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")

@@ -1,0 +1,36 @@
+"""The sweeps: what they tune on, that every variant can be built, and their table."""
+
+import pytest
+
+from bench import sweep
+from bench.sweeps import SWEEPS, Sweep
+from hotlap.recipes import resolve
+
+
+class FortyTexts:
+    def texts(self):
+        return (f"text {index}" for index in range(40))
+
+
+def test_no_validation_document_is_tuned_on(monkeypatch):
+    monkeypatch.setattr(sweep, "find_corpus", lambda name: FortyTexts())
+    found = list(sweep.training_documents("any"))
+    assert found == [f"text {index}" for index in range(40) if index not in (10, 30)]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_variant_resolves(name):
+    for changes in SWEEPS[name].variants.values():
+        resolve(SWEEPS[name].recipe, SWEEPS[name].size, changes)
+
+
+def test_the_table_compares_with_the_first_variant_seed_by_seed():
+    swept = Sweep("?", "softcap", "pico", seeds=2, by_time=False, variants={"base": {}, "other": {}})
+    line = {"step": 3, "tokens": 3000}
+    results = {
+        "base": [{**line, "val_bpb": 1.50}, {**line, "val_bpb": 1.60}],
+        "other": [{**line, "val_bpb": 1.49}, {**line, "val_bpb": 1.58}],
+    }
+    *_, base, other = sweep.rows(swept, results).splitlines()
+    assert base == "| base | 3 | 3,000 | 1.5500 ± 0.0707 |  |  |"
+    assert other.startswith("| other | 3 | 3,000 | 1.5350 ± 0.0636 | -0.0150 | -0.0785 to +0.0485, ")
