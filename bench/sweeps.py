@@ -158,6 +158,21 @@ SWEEPS = {
             },
         ),
     ),
+    "third": Sweep(
+        "A smaller hidden width won: how small, and does the time saved buy a third layer?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {**SHORT, **PAID, "model.width": 96, "model.mlp_ratio": 2, "schedule.steps": 340},
+            {
+                "2 x 96, hidden 2 x width": {},
+                "2 x 96, hidden 1 x width": {"model.mlp_ratio": 1},
+                "3 x 96, hidden 2 x width": {"model.num_layers": 3, "model.values": "per-layer"},
+            },
+        ),
+    ),
     "pico": Sweep(
         "Does what was found at nano also win at pico, in equal time?",
         "softcap",
