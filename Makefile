@@ -14,7 +14,7 @@ setup: .venv/.ready
 	touch $@
 
 lap: setup
-	$(BIN)/hotlap train softcap --size nano
+	$(BIN)/hotlap train sprint --size nano
 
 lint: setup
 	$(BIN)/ruff check .

@@ -181,7 +181,7 @@ SWEEPS = {
         by_time=True,
         variants={
             "softcap": {},
-            "two layers and the rates of nano": {**SHORT, **PAID},
+            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 2},
         },
     ),
 }

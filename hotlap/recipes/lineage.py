@@ -59,6 +59,7 @@ def _add(
 # Every layer sees the whole window from the start: at two layers there is nothing to gain by narrowing it.
 _TWO_LAYERS = {
     "model.num_layers": 2,
+    "model.mlp_ratio": 2,
     "model.values": "mirrored",
     "model.drop_attention": False,
     "schedule.window_start_tokens": 256,
