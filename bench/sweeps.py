@@ -173,6 +173,20 @@ SWEEPS = {
             },
         ),
     ),
+    "longer": Sweep(
+        "Is the smallest hidden width still the best in a lap of a minute and a half?",
+        "softcap",
+        "nano",
+        seeds=1,
+        by_time=True,
+        variants=_variants(
+            {**SHORT, **PAID, "model.width": 96, "schedule.steps": 1000},
+            {
+                "hidden 2 x width": {"model.mlp_ratio": 2},
+                "hidden 1 x width": {"model.mlp_ratio": 1},
+            },
+        ),
+    ),
     "pico": Sweep(
         "Does what was found at nano also win at pico, in equal time?",
         "softcap",
