@@ -10,7 +10,7 @@ import argparse
 from bench.lap import print_header, print_laps
 
 # recipe, steps of the lap, bits/byte
-MARKS = (("sprint", 400, 1.488), ("sprint", 600, 1.422), ("sprint", 1100, 1.340), ("softcap", 480, 1.422))
+MARKS = (("sprint", 400, 1.488), ("sprint", 640, 1.422), ("sprint", 1200, 1.340), ("softcap", 480, 1.422))
 
 
 def main() -> None:

@@ -195,7 +195,7 @@ SWEEPS = {
         by_time=True,
         variants={
             "softcap": {},
-            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 2},
+            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 1},
         },
     ),
 }
