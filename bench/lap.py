@@ -94,10 +94,10 @@ def bits_per_byte(model: Any, val: TokenStream) -> float:
 
 
 def lap(recipe: str, steps: int, target: float, seed: int) -> dict[str, Any] | None:
-    """The first validation at or below the target, looked for twelve times; None if it was never reached."""
+    """The first validation at or below the target, looked for six times; None if it was never reached."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", recipe, "--size", "nano", "--steps", str(steps), "--seed", str(seed)]
-        words += ["--target-bpb", str(target), "--evaluation.every-steps", str(max(5, steps // 12))]
+        words += ["--target-bpb", str(target), "--evaluation.every-steps", str(max(5, steps // 6))]
         command = [sys.executable, "-m", "hotlap", *words, "--runs", folder, "--name", "lap"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = (Path(folder) / "lap" / "metrics.jsonl").read_text().splitlines()

@@ -1,6 +1,6 @@
 """How many seconds of training to given bits/byte of `sotu`, at nano, every seed reaching them?
 
-    python -m bench.marks [--seeds 3]         about 15 minutes on two cores
+    python -m bench.marks [--seeds 3]         about 12 minutes on two cores
 
 Each mark has a lap of its own length: a schedule that ends later is later at the same loss.
 """
@@ -10,7 +10,7 @@ import argparse
 from bench.lap import print_header, print_laps
 
 # recipe, steps of the lap, bits/byte
-MARKS = (("sprint", 400, 1.488), ("sprint", 640, 1.422), ("sprint", 1200, 1.340), ("softcap", 480, 1.422))
+MARKS = (("sprint", 360, 1.488), ("sprint", 640, 1.422), ("sprint", 1300, 1.340), ("softcap", 480, 1.422))
 
 
 def main() -> None:
