@@ -13,7 +13,7 @@ class FortyTexts:
 
 
 def test_no_validation_document_is_tuned_on(monkeypatch):
-    monkeypatch.setattr(sweep, "find_corpus", lambda name: FortyTexts())
+    monkeypatch.setattr(sweep, "find_corpus", lambda _name: FortyTexts())
     found = list(sweep.training_documents("any"))
     assert found == [f"text {index}" for index in range(40) if index not in (10, 30)]
 
