@@ -49,6 +49,9 @@ def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> 
     # How many probabilities the blocked backend keeps depends on the mask; without this every layer's graph
     # would break at its attention.
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    # Blocks share one function, compiled once for each kind of block, with and without gradients; beyond its
+    # limit, which is 8, the compiler would leave the rest uncompiled.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(model.blocks))
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
     if mode == "model":
