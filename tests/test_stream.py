@@ -33,7 +33,7 @@ def test_a_read_inside_of_a_shard_does_not_copy():
 
 def test_a_prepared_directory_says_what_it_holds(tmp_path):
     manifest = write_directory(tmp_path, train=[[1, 2, 3], [4, 5]], val=[[9]])
-    train = open_split(tmp_path, "train", vocab_size=128)
+    train = open_split(tmp_path, "train", vocab_size=100)
     assert train.read(0, 5).tolist() == [1, 2, 3, 4, 5]
     assert (train.documents, train.text_bytes, train.end_of_text) == (3, 50, 0)
     assert train.manifest == manifest
@@ -93,9 +93,10 @@ class TestBadInput:
         with pytest.raises(DataError, match=r"below the vocabulary size 2147483648 in .*found id 2147483650"):
             open_split(tmp_path, "train")
 
-    def test_manifest_of_a_larger_vocabulary_than_the_model(self, tmp_path):
-        write_directory(tmp_path, train=[[1]], vocab_size=101)
-        with pytest.raises(DataError, match=r"the model's vocabulary of 100; found a vocabulary of 101"):
+    @pytest.mark.parametrize("vocab_size", [99, 101])
+    def test_manifest_of_another_vocabulary_than_the_model(self, tmp_path, vocab_size):
+        write_directory(tmp_path, train=[[1]], vocab_size=vocab_size)
+        with pytest.raises(DataError, match=rf"vocabulary of 100 tokens; found one of {vocab_size} in"):
             open_split(tmp_path, "train", vocab_size=100)
 
     def test_shards_of_two_widths(self, tmp_path):
@@ -259,7 +260,7 @@ def test_500_damaged_shards_and_manifests_never_give_wrong_tokens(tmp_path, monk
         kinds = [damage(path, chance) for _ in range(chance.choice([1, 1, 1, 2]))]
         os.utime(path, ns=(number, number))  # a clock may not tick between two changes as quick as these
         try:
-            stream = open_split(tmp_path, "train", vocab_size=128)
+            stream = open_split(tmp_path, "train", vocab_size=100)
         except DataError as error:
             outcomes["refused"] += 1
             messages.append(str(error))

@@ -98,8 +98,9 @@ class TokenStream:
 def open_split(directory: Path, split: str, *, vocab_size: int | None = None) -> TokenStream:
     """Open a split of a prepared directory, or of bare shards, and check it.
 
-    `vocab_size` is the model's: no token may reach it. The first opening reads every byte once (checksums
-    with a manifest, the largest id without); later ones recall the result while the files stay unchanged.
+    `vocab_size` is the model's: a manifest must name the same, and without one no token may reach it. The
+    first opening reads every byte once (checksums with a manifest, the largest id without); later ones recall
+    the result while the files stay unchanged.
     """
     if split not in SPLITS:
         raise DataError(
@@ -145,11 +146,11 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
 
 def _listed_shards(directory: Path, split: str, manifest: Manifest, vocab_size: int | None) -> list[Path]:
     """The split's shards by the manifest, which must list what is there and fit the model."""
-    if vocab_size is not None and manifest.vocab_size > vocab_size:
+    if vocab_size is not None and manifest.vocab_size != vocab_size:
         raise DataError(
-            expected=f"token ids below the model's vocabulary of {vocab_size}",
-            found=f"a vocabulary of {manifest.vocab_size} in {directory}",
-            do="prepare the data with the tokenizer of this size, or train with a larger vocabulary",
+            expected=f"the model's vocabulary of {vocab_size} tokens",
+            found=f"one of {manifest.vocab_size} in {directory}",
+            do=f"prepare it with --vocab {vocab_size}, or train with --vocab-size {manifest.vocab_size}",
         )
     listed = {entry.file for entry in manifest.shards}
     unlisted = sorted(path.name for path in directory.glob("*.bin") if path.name not in listed)
