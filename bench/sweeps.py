@@ -48,15 +48,15 @@ def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]])
 
 SWEEPS = {
     "shape": Sweep(
-        "Which depth, width, vocabulary, batch and chunk are best in the time of `softcap` at nano?",
+        "Which depth, width, vocabulary, batch and chunk are best in the time of 320 steps at 4 x 128?",
         "softcap",
         "nano",
         seeds=1,
         by_time=True,
         variants={
-            "4 x 128": {"schedule.steps": 320},
+            "4 x 128": {"model.width": 128, "schedule.steps": 320},
             **_variants(
-                {**SHORT, "schedule.steps": 320},
+                {**SHORT, "model.width": 128, "schedule.steps": 320},
                 {
                     "2 x 128": {},
                     "3 x 128": {"model.num_layers": 3, "model.values": "per-layer"},
@@ -71,13 +71,13 @@ SWEEPS = {
         },
     ),
     "nano": Sweep(
-        "Is the size nano (4 x 128, 2,048 tokens a step) well chosen for `softcap` on the clock?",
+        "How wide are four layers best, in the time of 320 steps of `softcap` at 128?",
         "softcap",
         "nano",
         seeds=3,
         by_time=True,
         variants=_variants(
-            {"schedule.steps": 320},
+            {"model.width": 128, "schedule.steps": 320},
             {
                 "4 x 128": {},
                 "4 x 96": {"model.width": 96},
@@ -92,7 +92,7 @@ SWEEPS = {
         seeds=1,
         by_time=True,
         variants=_variants(
-            {**SHORT, "schedule.steps": 600},
+            {**SHORT, "model.width": 128, "schedule.steps": 600},
             {
                 "2 x 128": {},
                 "2 x 96": {"model.width": 96},

@@ -220,7 +220,7 @@ _add(
     },
     source="swept here at nano (docs/benchmarks.md); untried at small and medium",
     at_size={
-        "nano": {**_TWO_LAYERS, "model.width": 96, "schedule.steps": 1300},
+        "nano": {**_TWO_LAYERS, "schedule.steps": 1300},
         "pico": {**_TWO_LAYERS, "schedule.steps": 150},
     },
 )
