@@ -28,7 +28,7 @@ from hotlap.settings import updated
 from hotlap.train.masking import Masking
 from tests.ranks import run_ranks
 
-WITHOUT_BF16 = ", no bf16 instructions"
+WITHOUT_BF16 = ", emulated bf16"
 SHARE_LAYERS, SHARE_WIDTH, SHARE_TOKENS = 8, 256, 16_384
 
 
@@ -65,11 +65,15 @@ def show(what: str, ours_ms: float, other: str, other_ms: float) -> None:
 
 
 def against_torch(where: str = "") -> None:
+    """In float32, and where that is no emulation also in the bfloat16 that torch's always works in."""
+    native = has_native_bf16(torch.device("cpu")) and not where
     for width in (128, 256):
-        ours = Muon(block_matrices(1, width))
-        theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
-        ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=3)
-        show(f"step, 1 layer × {width}{where}", ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
+        for dtype in (torch.float32, *([torch.bfloat16] if native else [])):
+            ours = Muon(block_matrices(1, width), ns_dtype=dtype)
+            theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
+            ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=5)
+            label = f"step, 1 layer × {width}, {str(dtype)[6:]}{where}"
+            show(label, ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
 
 
 def against_torch_without_bf16_instructions() -> None:

@@ -3,7 +3,8 @@
     python -m bench.scaling [--threads 2]
 
 Sequences of 4 layers × 128 at a fixed window, forward and backward, each length in a process of its own so
-that peak memory is its own. Processes: a short `hotlap train` at `nano` with either split of the cores.
+that peak memory is its own. Processes: short runs of `hotlap train` at `nano` with either split of the cores,
+in turn; medians.
 """
 
 import argparse
@@ -25,7 +26,11 @@ from hotlap.settings import updated
 from hotlap.train.metrics import peak_rss_mib
 
 LENGTHS = (2048, 4096, 16_384, 65_536)
-RUN = "--steps 40 --evaluation.every-steps 0 --evaluation.tokens 1024 --precision float32 --compile off"
+REPEATS = 3
+RUN = (
+    "train softcap --size nano --sequence-tokens 1024 --steps 25 --precision float32 --compile off"
+    " --evaluation.every-steps 0 --evaluation.tokens 1024"
+)
 
 
 def measure_length(tokens: int, threads: int) -> tuple[float, float]:
@@ -67,32 +72,26 @@ def print_lengths(threads: int) -> None:
 
 def tokens_per_second(*more: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "train",
-            "softcap",
-            "--size",
-            "nano",
-            "--sequence-tokens",
-            "1024",
-            "--name",
-            "run",
-            *RUN.split(),
-        ]
-        subprocess.run(
-            [sys.executable, "-m", "hotlap", *words, "--runs", folder, *more], check=True, capture_output=True
-        )
+        command = [sys.executable, "-m", "hotlap", *RUN.split(), "--runs", folder, "--name", "run", *more]
+        subprocess.run(command, check=True, capture_output=True)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
         rates = [json.loads(line)["tokens_per_s"] for line in lines if '"kind": "train"' in line]
         return statistics.median(rates[5:])
 
 
 def print_processes(threads: int) -> None:
-    one = tokens_per_second("--threads", str(threads))
-    many = tokens_per_second("--procs", str(threads), "--threads", "1")
+    splits = {f"1 × {threads}": ("--threads", str(threads))}
+    splits[f"{threads} × 1"] = ("--procs", str(threads), "--threads", "1")
+    rates: dict[str, list[float]] = {split: [] for split in splits}
+    for _ in range(REPEATS):
+        for split, options in splits.items():
+            rates[split].append(tokens_per_second(*options))
     print("\n| processes × threads | tokens/s | over one process |")
     print("|---|---|---|")
-    print(f"| 1 × {threads} | {one:,.0f} | 1.00 |")
-    print(f"| {threads} × 1 | {many:,.0f} | {many / one:.2f} |")
+    one = rates[f"1 × {threads}"]
+    for split, measured in rates.items():
+        ratio = statistics.median(here / there for here, there in zip(measured, one, strict=True))
+        print(f"| {split} | {statistics.median(measured):,.0f} | {ratio:.2f} |")
 
 
 def main() -> None:
