@@ -115,6 +115,13 @@ def test_bfloat16_activations_with_a_float32_weight() -> None:
         assert relative_error(ours, plain) < 0.02
 
 
+def test_bfloat16_logits_are_rounded_as_in_the_plain_head() -> None:
+    x, weight, targets = operands()
+    x, weight = x.bfloat16(), 3 * weight
+    plain = plain_softcapped_cross_entropy(x, weight, targets, 15.0)
+    assert relative_error(softcapped_cross_entropy(x, weight, targets, 15.0), plain) < 1e-6
+
+
 def test_without_gradients_none_are_computed(monkeypatch) -> None:
     x, weight, targets = operands()
     weight.requires_grad_()

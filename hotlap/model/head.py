@@ -133,7 +133,8 @@ def _matmul_into(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None
     if left.dtype == out.dtype:
         torch.addmm(out, left, right, beta=0, alpha=scale, out=out)
     else:
-        torch.mul(left @ right, scale, out=out)
+        # Scaled after the copy: before, it would be rounded to the narrow dtype once more.
+        out.copy_(left @ right).mul_(scale)
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
