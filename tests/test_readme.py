@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.command import hotlap
 
@@ -81,18 +82,35 @@ def shorten(words: list[str], data: Path) -> list[str]:
     return kept
 
 
-def test_the_python_example_runs(tiny_data, tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+def python_example(part: str) -> str:
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (example,) = (example for example in examples if part in example)
+    return example
+
+
+def test_the_example_of_muon_in_a_plain_loop_runs_and_learns():
+    setup, loop = python_example("Muon").split("\nfor step", maxsplit=1)
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    exec(setup, names)
+    before = torch.nn.functional.mse_loss(names["model"](names["inputs"]), names["targets"]).item()
+    exec("for step" + loop, names)
+    assert names["loss"].item() < before / 2
+    trained_by_muon = [name for name, _ in names["matrices"]]
+    assert trained_by_muon == ["0.weight", "2.weight"]
+    assert len(names["others"]) == 4
+
+
+def test_the_example_that_loads_a_model_runs(tiny_data, tmp_path):
     for words in (
         shorten(["train", "softcap", "--size", "nano", "--name", "first"], tiny_data),
         ["export", "runs/first", "exported"],
     ):
         result = hotlap(*words, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
+    program = [sys.executable, "-c", python_example("hotlap.load")]
     environment = {**os.environ, "PYTHONPATH": str(README.parent)}
-    run = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, env=environment
-    )
+    run = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("The state of the Union is")
 
