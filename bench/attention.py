@@ -1,6 +1,6 @@
 """How fast is blocked attention, forward and backward, and what would the alternatives cost?
 
-    python -m bench.attention [--threads 2] [--repeats 8] [--quick]
+    python -m bench.attention [--threads 2] [--repeats 5] [--quick]
 
 Prints milliseconds forward / forward + backward, and the fraction of the sgemm peak of the same run, counting
 six matrix products over the visible block pairs. Everything is float32 on the CPU.
@@ -163,7 +163,7 @@ def print_scaling(repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="only the methods that know the window")
     arguments = parser.parse_args()
     tune_malloc()

@@ -28,7 +28,7 @@ from hotlap.train.metrics import peak_rss_mib
 LENGTHS = (2048, 4096, 16_384, 65_536)
 REPEATS = 3
 RUN = (
-    "train softcap --size nano --sequence-tokens 1024 --steps 25 --precision float32 --compile off"
+    "train softcap --size nano --sequence-tokens 1024 --steps 15 --precision float32 --compile off"
     " --evaluation.every-steps 0 --evaluation.tokens 1024"
 )
 
