@@ -2,9 +2,9 @@
 
     python -m bench.scaling [--threads 2]
 
-Sequences of 4 layers × 128 at a fixed window, forward and backward, each length in a process of its own so
-that peak memory is its own. Processes: short runs of `hotlap train` at `nano` with either split of the cores,
-in turn; medians.
+The model of `softcap` at `nano`, forward and backward, at a fixed window; each length in a process of its
+own, so that peak memory is its own. Lengths are measured in turn, so that a busy moment meets all of them.
+Processes: short runs of `hotlap train` at `nano` with either split of the cores, in turn. Medians.
 """
 
 import argparse
@@ -14,59 +14,99 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
-from bench.peak import sgemm_peak_flops
+from bench.step import make_model
+from hotlap.attention import choose_backend
 from hotlap.hardware import tune_malloc
 from hotlap.recipes import resolve
 from hotlap.settings import updated
+from hotlap.train.masking import Masking
 from hotlap.train.metrics import peak_rss_mib
 
+CPU = torch.device("cpu")
 LENGTHS = (2048, 4096, 16_384, 65_536)
+BASE_LENGTH = 4096
+WINDOW_TOKENS = 512
+TIMED_TOKENS = 32_768  # at least, in one measurement
 REPEATS = 3
 RUN = (
     "train softcap --size nano --sequence-tokens 1024 --steps 15 --precision float32 --compile off"
     " --evaluation.every-steps 0 --evaluation.tokens 1024"
 )
 
+step: Callable[[], None]
 
-def measure_length(tokens: int, threads: int) -> tuple[float, float]:
-    """Seconds of a step, and the memory that it needed beyond imports and model, in MiB."""
-    from bench.step import make_model, measure_step
 
+class Sequences:
+    """Forward and backward over sequences of one length, in a process of their own."""
+
+    def __init__(self, tokens: int, threads: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.tokens = tokens
+        self.pool = ProcessPoolExecutor(1, spawn, initializer=make_step, initargs=(tokens, threads))
+        self.mib = self.pool.submit(step_mib).result()
+        self.seconds: list[float] = []  # per token
+
+    def measure(self) -> None:
+        steps = max(1, TIMED_TOKENS // self.tokens)
+        self.seconds.append(self.pool.submit(seconds_of, steps).result() / (steps * self.tokens))
+
+
+def make_step(tokens: int, threads: int) -> None:
+    """In a length's process: `step` becomes a step of that length."""
+    global step
     tune_malloc()
     torch.set_num_threads(threads)
-    config = updated(
-        resolve("softcap", "nano"),
-        {
-            "batch.sequence_tokens": tokens,
-            "batch.tokens_per_step": tokens,
-            "schedule.window_start_tokens": 512,
-            "schedule.window_end_tokens": 512,
-        },
-    )
+    window = {"schedule.window_start_tokens": WINDOW_TOKENS, "schedule.window_end_tokens": WINDOW_TOKENS}
+    lengths = {"batch.sequence_tokens": tokens, "batch.tokens_per_step": tokens}
+    config = updated(resolve("softcap", "nano"), {**lengths, **window})
     model = make_model(config, torch.float32)
-    sgemm_peak_flops()  # is measured beside every step; its matrices are not the step's memory
+    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    ids = torch.randint(1, config.model.vocab_size, (tokens + 1,))
+
+    def step_of_this_length() -> None:
+        model.zero_grad(set_to_none=True)
+        model(ids[:-1], ids[1:], masking.plans(ids[:-1], None)).backward()
+
+    step = step_of_this_length
+
+
+def step_mib() -> float:
+    """What a step needs beyond imports and model."""
     before = peak_rss_mib()
-    seconds = measure_step(config, model, repeats=3).seconds
-    return seconds, peak_rss_mib() - before
+    step()
+    return peak_rss_mib() - before
+
+
+def seconds_of(steps: int) -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return time.perf_counter() - start
 
 
 def print_lengths(threads: int) -> None:
-    print("| sequence tokens | ms | µs a token | over 4,096 | MiB | KiB a token |")
-    print("|---|---|---|---|---|---|")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        measured = {tokens: pool.submit(measure_length, tokens, threads).result() for tokens in LENGTHS}
-    base = measured[4096][0] / 4096
-    for tokens, (seconds, mib) in measured.items():
-        cost = seconds / tokens
+    measured = [Sequences(tokens, threads) for tokens in LENGTHS]
+    for _ in range(REPEATS):
+        for sequences in measured:
+            sequences.measure()
+    base = next(sequences for sequences in measured if sequences.tokens == BASE_LENGTH)
+    print(f"| sequence tokens | µs a token | over {BASE_LENGTH:,} | MiB | KiB a token |")
+    print("|---|---|---|---|---|")
+    for sequences in measured:
+        sequences.pool.shutdown()
+        ratio = statistics.median(
+            here / there for here, there in zip(sequences.seconds, base.seconds, strict=True)
+        )
         print(
-            f"| {tokens:,} | {seconds * 1e3:.0f} | {cost * 1e6:.1f} | {cost / base:.2f} | {mib:.0f} |"
-            f" {mib * 1024 / tokens:.1f} |"
+            f"| {sequences.tokens:,} | {1e6 * statistics.median(sequences.seconds):.1f} | {ratio:.2f} |"
+            f" {sequences.mib:.0f} | {sequences.mib * 1024 / sequences.tokens:.1f} |"
         )
 
 

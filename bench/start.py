@@ -15,6 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from hotlap.data.catalogue import ensure_prepared
+from hotlap.recipes import resolve
+
 COMMAND = "train softcap --size nano --steps 3 --evaluation.every-steps 0 --evaluation.tokens 1024 --name run"
 
 
@@ -39,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    subprocess.run([sys.executable, "-m", "hotlap", "data", "prepare", "sotu", "--vocab", "4096"], check=True)
+    ensure_prepared("sotu", resolve("softcap", "nano").model.vocab_size)
     print("| compile | seconds to the first step | peak MiB |")
     print("|---|---|---|")
     for mode in ("off", "block"):
