@@ -63,7 +63,7 @@ def write_section(part: str, question: str, output: str) -> None:
     section = f"\n## {part}\n\n{question}\n\n{described()}\n\n{output.strip()}\n"
     pattern = rf"\n## {part}\n.*?(?=\n## |\Z)"
     if re.search(pattern, page, flags=re.DOTALL):
-        page = re.sub(pattern, lambda _: section.rstrip("\n"), page, flags=re.DOTALL)
+        page = re.sub(pattern, lambda _: section, page, flags=re.DOTALL)
     else:
         page = page.rstrip("\n") + "\n" + section
     PAGE.write_text(page.rstrip("\n") + "\n", encoding="utf-8")
