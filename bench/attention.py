@@ -31,9 +31,8 @@ class Row:
     head_dim: int
     window_blocks: int
     documents: str  # "one", "mean N" or "each N"
-    alternatives: bool = (
-        False  # also the methods that do not know the window, so that one row of a size will do
-    )
+    # Also time the methods that do not know the window, once a size: for them every window costs the same.
+    alternatives: bool = False
 
     def mask(self) -> Mask:
         ids = torch.zeros(self.num_tokens, dtype=torch.int32)
