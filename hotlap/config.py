@@ -64,6 +64,9 @@ class ModelConfig:
     value_tables: Literal["joined", "separate"] = setting(
         "joined", "value tables side by side in one, or apart"
     )
+    bigram_rows: int = setting(
+        0, "rows of a table of hashed pairs of neighbouring tokens, added to the embedding; 0: none"
+    )
     drop_attention: bool = setting(False, "leave attention out of layer ⌊7·layers/12⌋")
     bf16_embeddings: bool = setting(
         False, "keep embedding tables in bfloat16 where the run computes in bfloat16"
@@ -80,7 +83,7 @@ class ModelConfig:
             "vocab_multiple",
             "rotary_base",
         )
-        _require_not_negative(self, "softcap")
+        _require_not_negative(self, "softcap", "bigram_rows")
         _require(
             self.width % self.num_heads == 0,
             "a width that the heads divide",

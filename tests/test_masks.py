@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.attention.dense import visible_pairs
-from hotlap.attention.masks import Mask, block_lists, document_ids, first_visible_keys
+from hotlap.attention.masks import Mask, block_lists, document_ids, first_visible_keys, previous_tokens
 from tests.attention_cases import CASES, Case
 
 
@@ -82,6 +82,12 @@ def test_chunk_boundaries_start_documents_too() -> None:
     tokens = torch.tensor([1, 1, 9, 1, 9, 1, 1])
     # A boundary that is also an end-of-text token starts one document, not two.
     assert document_ids(tokens, 9, chunk_tokens=2).tolist() == [1, 1, 2, 2, 3, 3, 4]
+
+
+def test_the_previous_token_is_that_of_the_same_document() -> None:
+    tokens = torch.tensor([7, 8, 0, 9, 9, 0, 0, 5])
+    documents = document_ids(tokens, end_of_text=0)
+    assert previous_tokens(tokens, documents).tolist() == [-1, 7, -1, 0, 9, -1, -1, 0]
 
 
 @pytest.mark.parametrize(

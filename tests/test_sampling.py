@@ -70,6 +70,7 @@ WINDOWED = [
     ("unet-value-embeds", {}),
     ("softcap", {}),
     ("softcap", {"schedule.window_end_tokens": 128}),
+    ("softcap", {"model.bigram_rows": 512}),
 ]
 
 
@@ -141,8 +142,9 @@ def test_gpt2_reads_the_last_half_context_of_a_longer_prompt():
         torch.testing.assert_close(logits, model.logits(model.hidden(tokens[-64:]))[-1:])
 
 
-def test_a_document_that_ends_while_reading_is_forgotten():
-    config = tiny("softcap")
+@pytest.mark.parametrize("changes", [{}, {"model.bigram_rows": 512}])
+def test_a_document_that_ends_while_reading_is_forgotten(changes):
+    config = tiny("softcap", **changes)
     model = randomised(config)
     visibility = Visibility.at_step(config, config.schedule.steps, END)
     tokens = text_of(200, ends=(30, 90))

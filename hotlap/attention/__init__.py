@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import Mask
+from hotlap.attention.masks import Mask, previous_tokens
 from hotlap.errors import ConfigError, DeviceError
 
 BACKENDS = ("auto", "dense", "flex", "blocked")
@@ -37,13 +37,17 @@ class Plan:
 
     backend: Backend
     layout: Any
+    mask: Mask
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
         return self.backend.attend(q_THD, k_TGD, v_TGD, self.layout, scale)
 
+    def previous(self, tokens_T: Tensor) -> Tensor:
+        return previous_tokens(tokens_T, self.mask.documents)
+
 
 def make_plan(backend: Backend, mask: Mask) -> Plan:
-    return Plan(backend, backend.plan(mask))
+    return Plan(backend, backend.plan(mask), mask)
 
 
 def choose_backend(

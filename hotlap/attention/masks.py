@@ -11,8 +11,11 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 BLOCK_TOKENS = 128
+# No token has this id.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ def document_ids(tokens: Tensor, end_of_text: int, chunk_tokens: int | None = No
     if chunk_tokens is not None:
         starts = starts | (torch.arange(len(tokens), device=tokens.device) % chunk_tokens == 0)
     return starts.cumsum(0, dtype=torch.int32)
+
+
+def previous_tokens(tokens: Tensor, documents: Tensor) -> Tensor:
+    """(T,): the token before each one, NO_TOKEN before the first of a document."""
+    starts_document = F.pad(documents.diff() != 0, (1, 0), value=True)
+    return tokens.roll(1).masked_fill(starts_document, NO_TOKEN)
 
 
 def first_visible_keys(mask: Mask) -> Tensor:

@@ -20,9 +20,15 @@ from hotlap.model.rotary import Rotation, norm_and_rotate
 
 
 class AttentionPlan(Protocol):
-    """Masked attention over the tokens at hand: a backend's plan for a batch, or one layer's cache."""
+    """What the tokens at hand see of those before them: a backend's plan for a batch, or a layer's cache."""
 
-    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor: ...
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
+        """Masked attention, (T, H, D)."""
+        ...
+
+    def previous(self, tokens_T: Tensor) -> Tensor:
+        """The token before each of these in its document, −1 before the first; (T,)."""
+        ...
 
 
 class Attention(nn.Module):

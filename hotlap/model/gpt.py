@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.config import ModelConfig
+from hotlap.model.bigrams import BigramEmbedding
 from hotlap.model.block import AttentionPlan, Block
 from hotlap.model.head import softcapped, softcapped_cross_entropy
 from hotlap.model.layers import Head, Table, rms_norm
@@ -30,6 +31,7 @@ class GPT(nn.Module):
         self.dtype = dtype
         self.num_skips = config.num_layers // 2
         self.embed = Table(config.vocab_size, config.width)
+        self.bigrams = BigramEmbedding(config.bigram_rows, config.width) if config.bigram_rows else None
         self.value_embeddings = ValueEmbeddings(config)
         self.rotary = Rotary(config.head_dim, config.rotary, config.rotary_base, max_tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
@@ -37,8 +39,9 @@ class GPT(nn.Module):
         self.skip_weights = nn.Parameter(torch.ones(self.num_skips))
         self.head = Head(config.width, config.padded_vocab_size, zero=True)
         if config.bf16_embeddings and dtype == torch.bfloat16:
-            for table in (self.embed, *self.value_embeddings.tables):
-                table.bfloat16()
+            for module in self.modules():
+                if isinstance(module, Table):
+                    module.bfloat16()
 
     def forward(
         self,
@@ -62,7 +65,10 @@ class GPT(nn.Module):
         else:
             rotation = self.rotary.at(positions_T, self.dtype)
         mixed_in = self.value_embeddings(tokens_T)
-        x = x0 = rms_norm(self.embed(tokens_T).to(self.dtype))
+        embedded = self.embed(tokens_T).to(self.dtype)
+        if self.bigrams is not None:
+            embedded = embedded + self.bigrams(tokens_T, plans[0].previous(tokens_T)).to(self.dtype)
+        x = x0 = rms_norm(embedded)
         first_decoder = self.config.num_layers - self.num_skips
         encoder_outputs: list[Tensor] = []
         for layer, block in enumerate(self.blocks):

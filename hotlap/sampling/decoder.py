@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hotlap.attention.masks import NO_TOKEN
 from hotlap.model import GPT, GPT2
 from hotlap.model.block import AttentionPlan
 from hotlap.sampling.visibility import Visibility
@@ -28,6 +29,7 @@ class LayerCache:
         # Set by the decoder before each step, alike for all layers.
         self.position = 0
         self.visible = torch.ones(num_samples, 1, 1, 0, dtype=torch.bool)  # (S, 1, 1, filled slots)
+        self.previous_S = torch.full((num_samples,), NO_TOKEN)
 
     def fill(self, rows: slice, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Take the newest of the keys and values of positions 0 … T − 1, for some of the samples."""
@@ -53,6 +55,9 @@ class LayerCache:
         )
         return out_SH1D[:, :, 0]
 
+    def previous(self, _tokens_S: Tensor) -> Tensor:
+        return self.previous_S
+
 
 class FillingPlan:
     """Attends to a whole prompt by another plan, and fills a layer's cache by the way."""
@@ -65,6 +70,9 @@ class FillingPlan:
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
         self.cache.fill(self.rows, k_TGD, v_TGD)
         return self.plan.attend(q_THD, k_TGD, v_TGD, scale)
+
+    def previous(self, tokens_T: Tensor) -> Tensor:
+        return self.plan.previous(tokens_T)
 
 
 class Decoder:
@@ -86,6 +94,7 @@ class Decoder:
         self._caches = [LayerCache(model, num_samples, window) for _ in model.blocks]
         self._slots = torch.arange(window, device=self.device)
         self._document_starts = torch.zeros(num_samples, dtype=torch.long, device=self.device)
+        self._last_S = torch.zeros(num_samples, dtype=torch.long, device=self.device)  # the token read last
         # (S, tokens read), kept only where they may have to be read again
         self._read = torch.zeros(num_samples, 0, dtype=torch.long, device=self.device)
 
@@ -102,6 +111,7 @@ class Decoder:
             if len(prompt_T) > self.context:
                 prompt_T = prompt_T[-(self.context // 2) :]
             self._read = prompt_T.expand(self.num_samples, -1)
+        self._last_S = prompt_T[-1].expand(self.num_samples)
         logits_V = self._fill(slice(None), prompt_T)
         return logits_V.expand(self.num_samples, -1)
 
@@ -113,12 +123,14 @@ class Decoder:
         if self.context is not None:
             self._make_room(self.context)
             self._read = torch.cat([self._read, tokens_S[:, None]], dim=1)
+        previous_S, self._last_S = self._last_S, tokens_S
         if self.visibility.unit != "unlimited":
             starts_document = tokens_S == self.visibility.end_of_text
             self._document_starts = self._document_starts.masked_fill(starts_document, self.position)
+            previous_S = previous_S.masked_fill(starts_document, NO_TOKEN)
         visible = self._visible()
         for cache in self._caches:
-            cache.position, cache.visible = self.position, visible
+            cache.position, cache.visible, cache.previous_S = self.position, visible, previous_S
         positions_S = torch.full_like(tokens_S, self.position)
         x_SC = self.model.hidden(tokens_S, self._caches, positions_S)
         self.position += 1

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from hotlap.attention import Backend, make_plan
-from hotlap.attention.masks import Mask, document_ids
+from hotlap.attention.masks import NO_TOKEN, Mask, document_ids
 from hotlap.config import Config
 from hotlap.model.block import AttentionPlan
 from hotlap.optim.schedules import window_tokens
-
-# No token has this id, so nothing starts a document but the chunks.
-NO_TOKEN = -1
 
 
 class Masking:
@@ -44,6 +41,7 @@ class Masking:
         unit = self.config.attention.window_unit
         if unit == "unlimited":
             return None
+        # Without a document mask nothing starts a document but the chunks.
         starts_document = self.end_of_text if self.config.attention.document_mask else NO_TOKEN
         documents = document_ids(tokens_T, starts_document, chunk_tokens)
         mask = Mask(documents, self._window, unit, self.config.attention.block_size)
