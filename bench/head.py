@@ -19,7 +19,7 @@ from hotlap.hardware import tune_malloc
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
-CHUNK_TOKENS = [128, 256, 512]
+CHUNK_TOKENS = [256, 512]
 SOFTCAP = 15.0
 
 

@@ -4,7 +4,7 @@
 
 Forward and backward of the `softcap` model, counting 6 FLOP per weight of a matrix product and token plus
 attention over the visible block pairs, as a fraction of the float32 product peak, measured before and after
-every step. Medians. Short laps are not compiled, and a run of the largest size always is.
+every step. Medians. The steps of a short lap are not compiled, the blocks of the larger sizes are.
 """
 
 import argparse
@@ -61,12 +61,10 @@ def configuration(size: str) -> Config:
 
 def ways_of(size: str) -> list[tuple[torch.dtype, str]]:
     """Precision and what is compiled, of the rows of a size."""
-    if size == "12x768":
+    if size not in LAPS:
         return [(torch.float32, "block")]
-    ways = [(torch.float32, "off")] if size in LAPS else [(torch.float32, "off"), (torch.float32, "block")]
-    if has_native_bf16(CPU):
-        ways.append((torch.bfloat16, "off" if size in LAPS else "block"))
-    return ways
+    precisions = [torch.float32, *([torch.bfloat16] if has_native_bf16(CPU) else [])]
+    return [(precision, "off") for precision in precisions]
 
 
 def step_flops(config: Config) -> float:

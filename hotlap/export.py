@@ -19,9 +19,10 @@ from hotlap.data.files import file_sha256, seal
 from hotlap.data.manifest import read_manifest
 from hotlap.data.tokenizer import TOKENIZER_FILE
 from hotlap.errors import CheckpointError
+from hotlap.files import sync
 from hotlap.loading import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
 from hotlap.settings import to_json, updated
-from hotlap.train.durable import make_directory, sync, writing
+from hotlap.train.durable import make_directory, writing
 
 CARD_FILE = "README.md"
 # Long enough to leave the window of a small model; the text does not matter.

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotlap.data import files
+from hotlap import files
 from hotlap.data.shards import (
     HEADER_BYTES,
     HEADER_INTS,

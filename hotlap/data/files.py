@@ -1,22 +1,21 @@
-"""Files that are either whole or absent, and JSON that notices damage to itself.
+"""Files of prepared data: errors of the system as one line, and JSON that notices damage to itself.
 
-Everything the data modules write goes through here: to a `.partial` name first, synced, then renamed. Sealed
-JSON carries the checksum of its own content, so that a changed byte cannot change what is read from it.
+Sealed JSON carries the checksum of its own content, so that a changed byte cannot change what is read from
+it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hotlap.errors import DataError
+from hotlap.files import replace_whole
 
-PARTIAL_SUFFIX = ".partial"
 CHECKSUM_FIELD = "checksum"
 
 
@@ -49,34 +48,10 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def partial_path(path: Path) -> Path:
-    """Where `path` is written until it is complete: always the same, so a killed run leaves at most one."""
-    return path.with_name(path.name + PARTIAL_SUFFIX)
-
-
-def publish(file: BinaryIO, path: Path) -> None:
-    """Close `file`, which is open at `partial_path(path)`, and give it its name once it is safely on disk."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    partial_path(path).replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Write a small file at once, or leave what was there."""
     with writing(path):
-        try:
-            with partial_path(path).open("wb") as file:
-                file.write(content)
-                publish(file, path)
-        except BaseException:
-            partial_path(path).unlink(missing_ok=True)
-            raise
+        replace_whole(path, content)
 
 
 def seal(content: Mapping[str, Any]) -> bytes:

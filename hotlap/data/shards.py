@@ -15,8 +15,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hotlap.data.files import partial_path, publish, reading, writing
+from hotlap.data.files import reading, writing
 from hotlap.errors import DataError
+from hotlap.files import partial_path, publish
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hotlap.errors import CheckpointError
-from hotlap.train.durable import make_directory, sync, writing
+from hotlap.files import sync
+from hotlap.train.durable import make_directory, writing
 
 FORMAT = "hotlap-checkpoint"
 VERSION = 1

@@ -1,19 +1,17 @@
-"""Files of a run that are whole or absent, and stay so when the process is killed or the machine goes down.
+"""What a run writes: whole files and directories, on the disk when the call returns.
 
-Everything that a checkpoint or a run directory writes at once goes through here. What the system refuses (a
-full disk, no permission) becomes a `CheckpointError`: one line, with nothing half-written under a real name.
+What the system refuses (a full disk, no permission) becomes a `CheckpointError`: one line, with nothing
+half-written under a real name.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hotlap.errors import CheckpointError
-
-PARTIAL_SUFFIX = ".partial"
+from hotlap.files import replace_whole, sync
 
 
 @contextmanager
@@ -34,15 +32,6 @@ def writing(path: Path, also: tuple[type[Exception], ...] = ()) -> Iterator[None
         ) from error
 
 
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a directory's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def make_directory(path: Path) -> None:
     """Make a directory and the missing ones above it, each on the disk under its name."""
     if not path.is_dir():
@@ -53,13 +42,5 @@ def make_directory(path: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file at once, or leave what was there."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with writing(path):
-        try:
-            partial.write_bytes(content)
-            sync(partial)
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
+        replace_whole(path, content)

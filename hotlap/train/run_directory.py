@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Self
 from hotlap import settings
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.train.durable import make_directory, sync, write_whole, writing
+from hotlap.files import sync
+from hotlap.train.durable import make_directory, write_whole, writing
 
 CONFIG_NAME = "config.json"
 LOCK_NAME = "lock"
