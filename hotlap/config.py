@@ -7,6 +7,7 @@ JSON and diffs are derived from these declarations by `hotlap.settings`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -108,6 +109,20 @@ class ModelConfig:
             f"{self.num_layers}",
             f"use {self.num_layers + 1} layers or other values",
         )
+        if self.architecture == "gpt2":
+            _require(
+                self.num_kv_heads is None and not self.bigram_rows,
+                "num_kv_heads none and bigram_rows 0 for gpt2, which has neither",
+                f"num_kv_heads {self.num_kv_heads}, bigram_rows {self.bigram_rows}",
+                "leave them out, or use another recipe",
+            )
+        else:
+            _require(
+                self.num_layers > 1,
+                "two layers or more, for an encoder and a decoder",
+                "1",
+                "add a layer, or use the recipe adamw",
+            )
 
     @property
     def head_dim(self) -> int:
@@ -130,7 +145,10 @@ class ModelConfig:
         """The value-embedding table that each layer mixes in, or None."""
         layers = self.num_layers
         if self.values == "per-layer":
-            return tuple(range(layers))
+            tables = itertools.count()
+            return tuple(
+                None if layer in self.attention_free_layers else next(tables) for layer in range(layers)
+            )
         if self.values == "mirrored":
             return (*range(layers // 2), *reversed(range(layers // 2)))
         if self.values == "outer":

@@ -130,7 +130,11 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
-    """The configuration that `to_json` wrote; unknown, missing and mistyped fields are refused by name."""
+    """The configuration that `to_json` wrote; unknown, missing and mistyped fields are refused by name.
+
+    But a setting that a section lacks takes its default: the file is older than the setting, and a new
+    setting's default must be what was done before there was one.
+    """
     if not isinstance(data, dict):
         raise ConfigError(
             expected=f"an object with settings at `{prefix or 'the top'}`",
@@ -148,9 +152,12 @@ def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
             )
     values: dict[str, Any] = {}
     for name in names:
+        is_section = dataclasses.is_dataclass(hints[name])
         if name not in data:
+            if prefix and not is_section:
+                continue
             raise ConfigError(expected=f"a value for `{prefix}{name}`", found="none", do="add it to the file")
-        if dataclasses.is_dataclass(hints[name]):
+        if is_section:
             values[name] = from_json(hints[name], data[name], f"{prefix}{name}.")
         else:
             values[name] = _checked(data[name], hints[name], prefix + name)

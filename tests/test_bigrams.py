@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from hotlap.model.bigrams import BigramEmbedding, bigram_rows
@@ -10,15 +11,35 @@ from hotlap.settings import updated
 from tests.tiny import made_up_tokens, make_masking, make_model
 
 
-def test_pairs_spread_over_the_rows_as_by_chance():
-    generator = torch.Generator().manual_seed(0)
-    pairs = torch.randint(0, 4096, (20_000, 2), generator=generator).unique(dim=0)
-    for num_rows in (8192, 10_000):
-        rows = bigram_rows(pairs[:, 0], pairs[:, 1], num_rows)
-        assert rows.min() >= 0
-        assert rows.max() < num_rows
-        expected = num_rows * (1 - (1 - 1 / num_rows) ** len(pairs))
-        assert 0.95 * expected < len(rows.unique()) < 1.05 * expected
+def all_pairs() -> tuple[torch.Tensor, torch.Tensor]:
+    pairs = torch.randint(0, 4096, (2, 20_000), generator=torch.Generator().manual_seed(0))
+    return tuple(pairs.unique(dim=1))
+
+
+def one_token_before_all_others() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(4096), torch.full((4096,), 17)
+
+
+def one_token_after_all_others() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((4096,), 17), torch.arange(-1, 4095)
+
+
+def pairs_at_a_fixed_distance() -> tuple[torch.Tensor, torch.Tensor]:
+    return 71 * torch.arange(4096), 107 * torch.arange(4096)
+
+
+@pytest.mark.parametrize("num_rows", [8192, 10_000, 3 * 4096, 4 * 8191])
+@pytest.mark.parametrize(
+    "pairs",
+    [all_pairs, one_token_before_all_others, one_token_after_all_others, pairs_at_a_fixed_distance],
+)
+def test_pairs_spread_over_the_rows_as_by_chance(pairs, num_rows):
+    tokens, previous = pairs()
+    rows = bigram_rows(tokens, previous, num_rows)
+    assert rows.min() >= 0
+    assert rows.max() < num_rows
+    expected = num_rows * (1 - (1 - 1 / num_rows) ** len(tokens))
+    assert 0.95 * expected < len(rows.unique()) < 1.05 * expected
 
 
 def test_both_tokens_and_their_order_choose_the_row():

@@ -14,6 +14,10 @@ from hotlap.settings import updated
         ({"model.num_heads": 0}, "`num_heads` above 0"),
         ({"model.width": 42, "model.num_heads": 6}, "head dimension"),
         ({"model.num_layers": 11, "model.values": "mirrored"}, "even number of layers"),
+        ({"model.num_layers": 1}, "two layers or more"),
+        ({"model.architecture": "gpt2", "model.num_kv_heads": 1}, "for gpt2, which has neither"),
+        ({"model.architecture": "gpt2", "model.bigram_rows": 64}, "for gpt2, which has neither"),
+        ({"model.bigram_rows": -1}, "`bigram_rows` of 0 or more"),
         ({"model.softcap": -1.0}, "`softcap` of 0 or more"),
         ({"batch.sequence_tokens": 1000, "batch.tokens_per_step": 1000}, "multiple of the block"),
         ({"batch.tokens_per_step": 100_000}, "multiple of sequence_tokens"),
@@ -59,6 +63,12 @@ def test_vocabulary_is_padded_up_to_the_multiple():
 )
 def test_value_tables_follow_from_the_pattern_and_the_depth(values, num_layers, tables):
     assert ModelConfig(values=values, num_layers=num_layers).value_table_of_layer == tables
+
+
+def test_a_layer_without_attention_has_no_value_table_of_its_own():
+    config = ModelConfig(num_layers=4, values="per-layer", drop_attention=True)
+    assert config.attention_free_layers == (2,)
+    assert config.value_table_of_layer == (0, 1, None, 2)
 
 
 @pytest.mark.parametrize("num_layers, layer", [(12, 7), (4, 2), (16, 9)])

@@ -12,6 +12,7 @@ PACKAGE = Path(hotlap.__file__).parent
 # Higher numbers may import lower ones. `commands` and `cli` know each other: the parser class is shared.
 LEVELS = {
     "errors": 0,
+    "files": 0,
     "settings": 1,
     "config": 2,
     "terminal": 2,

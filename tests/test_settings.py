@@ -109,7 +109,8 @@ def test_text_of_the_wrong_kind_is_refused_by_the_settings_name(name, text):
     "damage, message",
     [
         (lambda data: data["model"].update(widht=3), "model.widht.*width"),
-        (lambda data: data["model"].pop("width"), "model.width"),
+        (lambda data: data.pop("model"), "`model`"),
+        (lambda data: data.pop("recipe"), "`recipe`"),
         (lambda data: data["model"].update(width="768"), "model.width.*whole number"),
         (lambda data: data["model"].update(width=True), "model.width"),
         (lambda data: data.update(model=3), "model"),
@@ -120,6 +121,13 @@ def test_damaged_json_is_refused_by_the_settings_name(damage, message):
     damage(data)
     with pytest.raises(ConfigError, match=message):
         from_json(Config, data)
+
+
+def test_json_that_is_older_than_a_setting_gives_it_its_default():
+    changed = updated(Config(), {"model.width": 96, "model.num_heads": 2})
+    data = to_json(changed)
+    del data["model"]["bigram_rows"]
+    assert from_json(Config, data) == changed
 
 
 def test_flatten_gives_the_values_of_nested_settings():

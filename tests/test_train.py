@@ -14,6 +14,7 @@ from hotlap.settings import updated
 from hotlap.train import checkpoint as store
 from hotlap.train.clock import Clock
 from hotlap.train.distributed import process_group
+from hotlap.train.evaluate import Evaluation
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.run import check_ranks
@@ -114,6 +115,37 @@ def test_resume_drops_what_the_killed_process_wrote_after_its_checkpoint(tiny_da
     assert losses(tmp_path / "run") == expected
     resumed = [line for line in RunDirectory(tmp_path / "run").metrics().lines if line["kind"] == "resume"]
     assert [line["step"] for line in resumed] == [2]
+
+
+def test_a_checkpoint_knows_the_validation_of_its_step_and_the_best_one_is_kept(
+    tiny_data, tmp_path, monkeypatch
+):
+    measured = iter([6.0, 5.0, 3.0, 4.0])  # at steps 0, 2, 4 and 6
+    monkeypatch.setattr("hotlap.train.loop.evaluate", lambda *_: Evaluation(next(measured), None))
+    config = pico(tiny_data, 6, evaluation__every_steps=2, checkpoint__every_steps=2, checkpoint__keep=1)
+    train(config, tmp_path, "run")
+    kept = store.stored(tmp_path / "run" / "checkpoints")
+    assert {step: store.load(path).state["val_loss"] for step, path in kept.items()} == {4: 3.0, 6: 4.0}
+    assert store.best(tmp_path / "run" / "checkpoints") == kept[4]
+
+
+def test_going_on_from_a_validated_checkpoint_does_not_validate_it_again(tiny_data, tmp_path):
+    config = pico(
+        tiny_data, 4, evaluation__every_steps=2, checkpoint__every_steps=2, evaluation__target_loss=1e-9
+    )
+    train(config, tmp_path, "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    train(config, tmp_path, "run", resume=True)
+    lines = RunDirectory(tmp_path / "run").metrics().lines
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [0, 2, 4]
+
+
+def test_a_run_that_ended_at_its_target_ends_again_when_resumed(tiny_data, tmp_path):
+    config = pico(tiny_data, 50, evaluation__every_steps=2, evaluation__target_loss=5.9)
+    first = train(config, tmp_path, "run")
+    again = train(config, tmp_path, "run", resume=True)
+    assert again.status == first.status == "target"
+    assert again.summary["steps"] == first.summary["steps"]
 
 
 @pytest.mark.parametrize("micro_sequences", [2, 4])

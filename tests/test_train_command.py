@@ -144,6 +144,16 @@ def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
     assert "a checkpoint in" in complaint(hotlap("train", "--resume", "runs/run", cwd=tmp_path))
 
 
+@pytest.mark.parametrize(
+    "change, part",
+    [(["--steps", "1"], "at least the 2 steps"), (["--bigram-rows", "64"], "bigrams.table.weight")],
+)
+def test_a_change_that_a_checkpoint_cannot_follow_is_refused(tiny_data, tmp_path, change, part):
+    train(tiny_data, tmp_path, 2, "--name", "run")
+    resumed = hotlap("train", "--resume", "runs/run", "--allow-change", *change, cwd=tmp_path)
+    assert part in complaint(resumed)
+
+
 def test_a_flipped_byte_in_a_checkpoint_is_refused_with_its_file_named(tiny_data, tmp_path):
     train(tiny_data, tmp_path, 2, "--name", "run", *STEADY)
     damaged = tmp_path / "runs" / "run" / "checkpoints" / "step-000002" / "optimizer.safetensors"

@@ -131,6 +131,12 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint
         config = updated(saved, changes)
     else:
         config = resolve(args.recipe, args.size or saved.size, changes)
+    if config.schedule.steps < checkpoint.step:
+        raise ConfigError(
+            expected=f"at least the {checkpoint.step} steps that the checkpoint has done",
+            found=f"schedule.steps = {config.schedule.steps}",
+            do="train for more steps, or resume from an earlier checkpoint",
+        )
     differences = diff(saved, config)
     if differences and not args.allow_change:
         listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from hotlap.model.layers import Table
 
-# Odd, so that for either token fixed, the other ones spread over a table of any even size.
-PREVIOUS_FACTOR, TOKEN_FACTOR = 40_503, 24_573
+# Large odd numbers without a pattern; products wrap around in 64 bits.
+FACTORS = (0x5851F42D4C957F2D, 0x14057B7EF767814F, 0x369DEA0F31A53F85)
 
 
 def bigram_rows(tokens_T: Tensor, previous_T: Tensor, num_rows: int) -> Tensor:
     """(T,) int64: the row of each pair. −1, which stands before a document's first token, pairs like any."""
-    return (PREVIOUS_FACTOR * previous_T.long() + TOKEN_FACTOR * tokens_T.long()) % num_rows
+    mixed = FACTORS[0] * previous_T.long() + FACTORS[1] * tokens_T.long()
+    # A sum of products alone would send pairs at fixed distances to one row, however many rows there are.
+    mixed = (mixed ^ (mixed >> 32)) * FACTORS[2]
+    return (mixed ^ (mixed >> 29)) % num_rows
 
 
 class BigramEmbedding(nn.Module):

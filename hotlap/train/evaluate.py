@@ -24,13 +24,15 @@ def evaluate(
     model: GPT | GPT2, masking: Masking, batches: ValidationBatches, bytes_per_token: float | None
 ) -> Evaluation:
     """Every rank takes its share of the sequences; all get the same result."""
-    # Summed in float64 and in one order of magnitude, so that the split over ranks does not show.
-    nats = torch.zeros((), dtype=torch.float64, device=batches.device)
+    sums = []
     for batch in batches:
         tokens = batch.inputs.flatten()
         plans = masking.plans(tokens, batch.chunk_tokens)
-        nats += model(tokens, batch.targets.flatten(), plans, reduction="sum").double()
+        sums.append(model(tokens, batch.targets.flatten(), plans, reduction="sum"))
+    # Added up in float64, so that the split over ranks does not show; on the CPU, for devices without it.
+    nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)
     if dist.is_initialized():
+        nats = nats.to(batches.device)
         dist.all_reduce(nats)
     loss = nats.item() / batches.tokens
     return Evaluation(loss, bits_per_byte(loss, bytes_per_token) if bytes_per_token else None)

@@ -1,4 +1,4 @@
-"""The training loop: validate when due, one update, write down what happened, save when due.
+"""The training loop: validate when due, save when due, one update, write down what happened.
 
 A step's tokens are the same for any number of ranks and micro-batches: gradients are averaged over all of
 them. Whatever a decision depends on (loss, stop requests) is the same on every rank, so all ranks take it
@@ -49,7 +49,9 @@ class Trainer:
         self.stop = stop
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
         self._seconds_before = progress.training_s  # of the run's earlier processes
-        self._target_reached = False
+        # A checkpoint is saved after its validation, which is not repeated when the run goes on from it.
+        validated = progress.evaluation if progress.evaluated_step == progress.step else None
+        self._target_reached = validated is not None and reaches_target(validated, lap)
         self._quarters_sampled = 4 * progress.step // lap.config.schedule.steps
 
     def run(self) -> str:
@@ -63,12 +65,12 @@ class Trainer:
             if self._target_reached or self.progress.step == steps:
                 self._save()
                 return "target" if self._target_reached else "finished"
+            if self.snapshots.due(self.progress.step):
+                self._save()
             stop_requested = self._update()
             if stop_requested:
                 self._save()
                 return "interrupted"
-            if self.snapshots.due(self.progress.step):
-                self._save()
 
     def _update(self) -> bool:
         """One optimizer step. Returns whether any rank was asked to stop."""
@@ -151,6 +153,8 @@ class Trainer:
     def _validation_due(self) -> bool:
         every = self.lap.config.evaluation.every_steps
         step = self.progress.step
+        if step == self.progress.evaluated_step:
+            return False
         return step == self.lap.config.schedule.steps or (every > 0 and step % every == 0)
 
     def _validate(self) -> None:

@@ -53,7 +53,7 @@ class Snapshots:
         every = self.config.every_steps
         minutes = (time.monotonic() - self._saved_at) / 60
         by_time = bool(self.config.every_minutes) and minutes >= self.config.every_minutes
-        return agree(by_time) or (every > 0 and step % every == 0)
+        return agree(by_time) or (every > 0 and step > 0 and step % every == 0)
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
@@ -107,7 +107,14 @@ def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
             found=f"other training shards in {lap.data.directory}",
             do="prepare the same data again, or start a new run",
         )
-    lap.model.load_state_dict(dict(saved.tensors["model"]))
+    try:
+        lap.model.load_state_dict(dict(saved.tensors["model"]))
+    except RuntimeError as error:
+        raise CheckpointError(
+            expected="a checkpoint whose weights fit the configuration",
+            found=" ".join(str(error).split()),
+            do="leave the model's settings as they were, or start a new run",
+        ) from error
     restore_state(lap.optimizers, saved.tensors["optimizer"])
     set_random_state(lap.distributed.device, dict(saved.tensors["random"]))
     lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
