@@ -16,6 +16,7 @@ from hotlap.report.figures import build_figures, mean_and_range
 from hotlap.report.page import render_page, write_report
 from hotlap.report.picture import write_picture
 from hotlap.report.runs import load_run, load_runs
+from hotlap.report.stats import median_wait
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
 from tests.synthetic_runs import make_race, make_run
@@ -141,18 +142,43 @@ def test_pairs_are_a_matter_of_design(tmp_path):
     assert tests["softcap:optim.muon.lr=0.03"] == "paired t"
 
 
-def test_runs_that_never_reach_the_target_are_censored(tmp_path):
+def test_runs_without_the_target_are_censored_where_they_stand_or_if_over_after_all_others(tmp_path):
     changes = {"evaluation.target_loss": 3.4}
-    reached = load_run(make_run(tmp_path / "a", final_loss=3.3, changes=changes))
-    missed = load_run(make_run(tmp_path / "b", final_loss=3.6, changes=changes))
-    diverged = load_run(
-        make_run(tmp_path / "c", final_loss=3.6, changes=changes, status="diverged", steps=20)
-    )
+    reached = load_run(make_run(tmp_path / "reached", final_loss=3.3, changes=changes))
+    others = [
+        load_run(make_run(tmp_path / str(status), final_loss=3.6, changes=changes, status=status, steps=20))
+        for status in ("finished", "diverged", "interrupted", None)
+    ]
     target = analyse({"a": [reached]}).target
-    waits = waits_of([reached, missed, diverged], target, "train_s", longest=99.0)
-    assert waits.reached.tolist() == [True, False, False]
+    waits = waits_of([reached, *others], target, "train_s", longest=99.0)
+    assert waits.reached.tolist() == [True, False, False, False, False]
     hit = np.flatnonzero(reached.validation["val_loss"] <= 3.4)[0]
-    assert waits.until.tolist() == pytest.approx([reached.validation["train_s"][hit], 5.0, 99.0])
+    assert waits.until.tolist() == pytest.approx([reached.validation["train_s"][hit], 99.0, 99.0, 2.0, 2.0])
+
+
+def test_to_finish_early_without_the_target_is_to_lose(tmp_path):
+    changes = {"evaluation.target_loss": 3.4}
+    for seed in range(5):
+        for name, step_s, loss in (("slow", 4.0, 3.3), ("quick", 2.0, 3.5)):
+            make_run(
+                tmp_path / name / str(seed),
+                seed=seed,
+                changes=changes,
+                step_s=step_s + 0.1 * seed,
+                final_loss=loss,
+            )
+    runs = {name: load_runs([tmp_path / name]) for name in ("slow", "quick")}
+    analysis = analyse(runs)
+    slow, quick = analysis.rows
+    assert quick.verdict.words.startswith("hurts (target reached by 0 of 5 runs against 5 of 5")
+    # The plot shows each run where it ended, whatever the test counts.
+    marks = build_figures(runs, analysis)["target"]["data"][1]
+    assert marks["x"] == pytest.approx([50 * (2.0 + 0.1 * seed) for seed in range(5)])
+    assert marks["text"][0] == "0, seed 0: not reached in 100.0 s"
+    # Two of seven are no half, however early the others stopped.
+    mixed = analyse({"mixed": [*runs["quick"], *runs["slow"][:2]]}).rows[0]
+    assert median_wait(mixed.waits["train_s"])[0] == np.inf
+    assert median_wait(slow.waits["train_s"])[0] < np.inf
 
 
 def test_a_target_gets_the_one_sided_test(tmp_path):

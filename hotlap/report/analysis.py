@@ -112,8 +112,8 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 def waits_of(runs: Sequence[Run], target: Target, field: str, longest: float) -> Waits:
     """Time or tokens until the first validation at the target.
 
-    A run that has not reached it is censored where it stands, and a diverged one after all others: to leave
-    the race early must not look as if it might soon have arrived.
+    A run that may yet get there is censored where it stands. One that is over without it never will: it is
+    censored after all others, because to leave the race early must not look as if it might soon have arrived.
     """
     until, reached = [], []
     for run in runs:
@@ -121,7 +121,7 @@ def waits_of(runs: Sequence[Run], target: Target, field: str, longest: float) ->
         reached.append(bool(hits.size))
         if hits.size:
             until.append(float(run.validation[field][hits[0]]))
-        elif run.status == "diverged":
+        elif run.is_final:
             until.append(longest)
         else:
             until.append(run.train_s if field == "train_s" else run.tokens)

@@ -195,6 +195,7 @@ def _target_figure(runs_by_label: RunsByLabel, analysis: Analysis) -> Figure:
     for index, (row, runs) in enumerate(zip(analysis.rows, runs_by_label.values(), strict=True)):
         color, _, symbol = style_of(index)
         waits = row.waits["train_s"]
+        seconds = np.where(waits.reached, waits.until, [run.train_s for run in runs])
         # Runs of one label lie side by side in a fixed order, so that equal times do not hide each other.
         offsets = np.linspace(-0.25, 0.25, waits.count) if waits.count > 1 else np.zeros(1)
         traces.append(
@@ -203,12 +204,12 @@ def _target_figure(runs_by_label: RunsByLabel, analysis: Analysis) -> Figure:
                 "mode": "markers",
                 "name": html.escape(row.label),
                 "meta": row.label,
-                "x": _rounded(waits.until),
+                "x": _rounded(seconds),
                 "y": _rounded(index + offsets),
                 "text": [
                     html.escape(f"{run.name}, seed {run.config.seed}: ")
-                    + (f"reached after {until:,.1f} s" if reached else f"not reached in {until:,.1f} s")
-                    for run, until, reached in zip(runs, waits.until, waits.reached, strict=True)
+                    + (f"reached after {after:,.1f} s" if reached else f"not reached in {after:,.1f} s")
+                    for run, after, reached in zip(runs, seconds, waits.reached, strict=True)
                 ],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {

@@ -180,7 +180,7 @@ def seeds_needed(effect: float, alpha: float = ALPHA, *, is_paired: bool = False
 
 @dataclass(frozen=True)
 class Waits:
-    """Time (or tokens) to target of several runs; where not reached, the run had got so far without it."""
+    """Time (or tokens) to target of several runs; where not reached, how long a run counts as on its way."""
 
     until: Floats
     reached: npt.NDArray[np.bool_]
