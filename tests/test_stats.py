@@ -187,6 +187,15 @@ def test_log_rank_without_arrivals_or_with_too_few_runs():
     assert log_rank(waits([9] * 4, [0] * 4), waits([5] * 4, [1] * 4))[1] == math.inf
 
 
+@pytest.mark.parametrize("runs", [4, 10])  # with an exact p, and with SciPy's
+def test_log_rank_of_runs_that_left_before_the_first_arrival(runs):
+    left, arrived = waits([5] * runs, [0] * runs), waits([9] * runs, [1] * runs)
+    for baseline, candidate in ((arrived, left), (left, arrived)):
+        assert all(math.isnan(x) for x in log_rank(baseline, candidate))
+        (verdict,) = judge_waits(LOSS, baseline, [candidate], [False])
+        assert verdict.outcome == "no evidence"
+
+
 def test_runs_for_a_hazard_ratio_by_schoenfeld():
     # 4·(1.95996 + 0.84162)² / ln(2)² = 65.3 arrivals, half of them a recipe.
     assert seeds_needed_for_waits(2.0, 1.0) == 33

@@ -225,11 +225,14 @@ def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
     The chi-squared approximation calls equal recipes different twice too often at three runs each, so few
     runs get the exact p: the share of all ways to hand out the labels that are as uneven as this one.
     """
-    if min(baseline.count, candidate.count) < 2 or not (baseline.reached.any() or candidate.reached.any()):
+    if min(baseline.count, candidate.count) < 2:
         return NAN, NAN
     until = np.concatenate([candidate.until, baseline.until])
     reached = np.concatenate([candidate.reached, baseline.reached])
     hazard = _cumulative_hazard(until, reached)  # arrivals that each run should have had by its time
+    expected, others_expected = hazard[: candidate.count].sum(), hazard[candidate.count :].sum()
+    if not (expected and others_expected):  # no arrivals, or one side had left before them
+        return NAN, NAN
     surplus = reached - hazard
     if math.comb(until.size, candidate.count) <= MOST_RELABELLINGS:
         labellings = np.array(list(itertools.combinations(range(until.size), candidate.count)))
@@ -238,7 +241,6 @@ def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
     else:
         p = float(stats.logrank(_censored(candidate), _censored(baseline)).pvalue)
     observed, others = float(candidate.reached.sum()), float(baseline.reached.sum())
-    expected, others_expected = hazard[: candidate.count].sum(), hazard[candidate.count :].sum()
     if not others:
         return p, math.inf
     return p, float((observed / expected) / (others / others_expected))
