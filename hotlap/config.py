@@ -328,6 +328,12 @@ class EvaluationConfig:
         for name in ("tokens", "target_loss", "target_bpb"):
             if getattr(self, name) is not None:
                 _require_positive(self, name)
+        _require(
+            self.target_loss is None or self.target_bpb is None,
+            "the target as a loss or in bits per byte",
+            f"both ({self.target_loss} nats, {self.target_bpb} bits/byte)",
+            "set one of them to none",
+        )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from hotlap.settings import updated
         ({"attention.window_unit": "unlimited"}, "a limited one for speedrun"),
         ({"model.architecture": "gpt2"}, "unlimited window"),
         ({"evaluation.tokens": 0}, "`tokens` above 0"),
+        ({"evaluation.target_loss": 3.3, "evaluation.target_bpb": 1.2}, "a loss or in bits per byte"),
         ({"checkpoint.keep": 0}, "`keep` above 0"),
         ({"runtime.threads": -1}, "`threads` of 0 or more"),
         ({"seed": -1}, "`seed` of 0 or more"),
