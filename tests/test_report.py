@@ -19,7 +19,7 @@ from hotlap.report.runs import load_run, load_runs
 from hotlap.report.stats import median_wait
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
-from tests.synthetic_runs import make_race, make_run
+from tests.synthetic_runs import append_metrics, make_race, make_run
 
 CLEAR = {"sparse-value-embeds": [3.30, 3.31, 3.32], "softcap": [3.20, 3.21, 3.19]}
 
@@ -196,6 +196,13 @@ def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
     softcap = next(row for row in analysis.rows if row.label == "softcap")
     assert softcap.values["loss"].count == 3
     assert "softcap: running: going (has no final loss yet)" in analysis.notes
+
+
+def test_a_run_that_finished_on_nothing_finite_is_noted_as_diverged(tmp_path):
+    run = make_run(tmp_path / "a")
+    append_metrics(run, [{"kind": "validation", "step": 60, "val_loss": None, "tokens": 1, "train_s": 9}])
+    (note,) = analyse(labelled(tmp_path)).notes
+    assert note == "softcap: diverged: a (counts with its last finite validation)"
 
 
 def test_seeds_that_ran_twice_are_noted(tmp_path):

@@ -92,6 +92,18 @@ def test_null_and_nan_numbers(tmp_path):
     assert load_run(run.directory).last("val_loss") == pytest.approx(3.3)
 
 
+@pytest.mark.parametrize(
+    "written, status", [("finished", "diverged"), ("interrupted", "interrupted"), (None, "running")]
+)
+def test_a_run_that_ended_without_a_finite_validation_has_diverged(tmp_path, written, status):
+    directory = make_run(tmp_path / "a", status=written)
+    nan = {"kind": "validation", "step": 60, "val_loss": None, "val_bpb": None, "tokens": 1, "train_s": 9}
+    append_metrics(directory, [nan])
+    assert load_run(directory).status == status
+    append_metrics(directory, [{**nan, "step": 70, "val_loss": 3.2}])
+    assert load_run(directory).status == (written or "running")
+
+
 def test_resumes_are_kept(tmp_path):
     directory = make_run(tmp_path / "a")
     append_metrics(directory, [{"kind": "resume", "step": 20, "world_size": 2}])

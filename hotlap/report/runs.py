@@ -64,7 +64,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        return "running" if self.summary is None else str(self.summary["status"])
+        """As the summary says, but a run that skipped steps without a finite loss may also end diverged."""
+        if self.summary is None:
+            return "running"
+        status = str(self.summary["status"])
+        ends_finite = bool(np.isfinite(self.validation["val_loss"][-1:]).all())
+        return "diverged" if status == "finished" and not ends_finite else status
 
     @property
     def is_final(self) -> bool:
