@@ -299,17 +299,24 @@ def test_a_page_loads_nothing_from_elsewhere(tmp_path):
     assert "connect-src 'none'" in page
 
 
-def test_a_report_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "cause, seen",
+    [
+        (OSError(28, "No space left on device"), pytest.raises(ReportError, match="No space left")),
+        (KeyboardInterrupt(), pytest.raises(KeyboardInterrupt)),
+    ],
+)
+def test_a_report_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch, cause, seen):
     runs = labelled(make_run(tmp_path / "a"))
     out = tmp_path / "new" / "report.html"
     write_report(runs, out, "first")
     assert "<title>first</title>" in out.read_text()
 
     def fail(*_):
-        raise OSError(28, "No space left on device")
+        raise cause
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(ReportError, match="No space left"):
+    with seen:
         write_report(runs, out, "second")
     assert "<title>first</title>" in out.read_text()
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]

@@ -72,18 +72,17 @@ def write_report(runs_by_label: RunsByLabel, path: Path, title: str, *, metric: 
 def write_atomically(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Nothing locks a report, and two processes may write it at once: each needs a name of its own.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     except OSError as error:
-        raise ReportError(
-            expected=f"a place to write {path}", found=str(error.strerror), do="give another --out"
-        ) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        os.unlink(temporary)
         raise ReportError(
             expected=f"a place to write {path}", found=str(error.strerror), do="give another --out"
         ) from None
