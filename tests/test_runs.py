@@ -5,6 +5,7 @@ import pytest
 
 from hotlap.errors import ReportError
 from hotlap.report.runs import load_run, load_runs
+from hotlap.train.run_directory import RunDirectory
 from tests.synthetic_runs import append_metrics, make_run
 
 
@@ -47,13 +48,15 @@ def test_a_half_line_at_the_end_is_left_out_and_noted(tmp_path):
     assert run.notes == (f"metrics.jsonl: line {lines + 1}, the last, is incomplete and left out",)
 
 
-def test_a_whole_last_line_without_its_newline_counts(tmp_path):
+def test_a_last_line_without_its_newline_counts_no_more_than_for_the_trainer(tmp_path):
     directory = make_run(tmp_path / "a", steps=10)
     file = directory / "metrics.jsonl"
     file.write_text(file.read_text().rstrip("\n"))
     run = load_run(directory)
-    assert len(run.samples) == 1
-    assert run.notes == ()
+    assert (len(run.samples), len(run.notes)) == (0, 1)
+    trained = RunDirectory(directory).metrics()
+    assert trained.half_line
+    assert len(trained.lines) == run.train["step"].size + run.validation["step"].size
 
 
 @pytest.mark.parametrize(

@@ -192,22 +192,20 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
-    """(place, object) of every whole line, and notes. A run that has not begun has no file yet."""
+    """(place, object) of every whole line, and notes. A run that has not begun has no file yet.
+
+    A line without its newline is not whole, even if it reads well: a run that is resumed drops it too.
+    """
     if not path.is_file():
         return [], []
     # Bytes first: a line cut in the middle of a character must count as cut, not as damaged text.
     *whole, rest = path.read_bytes().split(b"\n")
-    lines = list(_parsed(path, whole))
-    if not rest:
-        return lines, []
-    try:
-        return [*lines, *_parsed(path, [rest], first=len(whole) + 1)], []
-    except ReportError:
-        return lines, [f"{path.name}: line {len(whole) + 1}, the last, is incomplete and left out"]
+    notes = [f"{path.name}: line {len(whole) + 1}, the last, is incomplete and left out"] if rest else []
+    return list(_parsed(path, whole)), notes
 
 
-def _parsed(path: Path, lines: list[bytes], first: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, raw in enumerate(lines, first):
+def _parsed(path: Path, lines: list[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, raw in enumerate(lines, 1):
         place = f"{path}:{number}"
         try:
             value = json.loads(raw)
