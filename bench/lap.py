@@ -34,7 +34,7 @@ from hotlap.recipes import resolve
 NANO = resolve("adamw", "nano").model
 CONTEXT, SEQUENCES = 512, 4
 LR, WARMUP_SHARE, FINAL_SHARE = 3e-3, 0.05, 0.1
-# Machines differ: seconds are also given as they would be at this float32 product peak.
+# Machines and hours differ: seconds are also given scaled to this float32 product peak.
 REFERENCE_PEAK_GFLOPS = 178
 
 

@@ -1,13 +1,11 @@
 """How fast the loader alone hands out batches, from a warm page cache: `python -m bench.loader`.
 
 Two shapes: a GPT-2-like step of long sequences, and a small step in shuffled chunks, where the cost per call
-counts more than the cost per token. Plain widening of as many tokens in the same run gives the scale. With
-`--training-tokens-per-second` (from a run's log) it also prints the loader's share of a training step.
+counts more than the cost per token. Plain widening of as many tokens in the same run gives the scale.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,14 +46,7 @@ def measure(stream: TokenStream, **settings: object) -> float:
     return rate
 
 
-def share_of_step(rate: float, training_rate: float | None) -> str:
-    return "unknown" if training_rate is None else f"{100 * training_rate / rate:.3f} %"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--training-tokens-per-second", type=float, metavar="RATE")
-    training_rate = parser.parse_args().training_tokens_per_second
     cases: dict[str, dict[str, object]] = {
         "stream, carry": {"batch_tokens": 524_288, "sequence_tokens": 65_536},
         "stream, drop": {"batch_tokens": 524_288, "sequence_tokens": 65_536, "tail": "drop"},
@@ -76,14 +67,13 @@ def main() -> None:
             write_shard(directory / shard_name("train", index), tokens, VOCABULARY)
         stream = open_split(directory, "train", vocab_size=VOCABULARY)  # scans the ids, which warms the cache
         floors = {tokens: plain_widening(tokens) for tokens in (524_288, 2048)}
-        print(f"| {'loader':<30} | tokens a step | M tokens/s | of plain widening | share of a step |")
-        print(f"|{'-' * 32}|{'-' * 15}|{'-' * 12}|{'-' * 19}|{'-' * 17}|")
+        print(f"| {'loader':<30} | tokens a step | M tokens/s | of plain widening |")
+        print(f"|{'-' * 32}|{'-' * 15}|{'-' * 12}|{'-' * 19}|")
         for name, settings in cases.items():
             batch_tokens = int(settings["batch_tokens"])  # type: ignore[call-overload]
             rate = measure(stream, **settings)
             ratio = rate / floors[batch_tokens]
-            columns = f"{name:<30} | {batch_tokens:>13,} | {rate / 1e6:>10.1f} | {ratio:>17.2f}"
-            print(f"| {columns} | {share_of_step(rate, training_rate):>15} |", flush=True)
+            print(f"| {name:<30} | {batch_tokens:>13,} | {rate / 1e6:>10.1f} | {ratio:>17.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SECONDS = {"h": 3600, "m": 60, "s": 1}
 
 
 def configure(parser: Parser) -> None:
-    parser.usage = "hotlap race RECIPE[:NAME][:setting=value,…] … [options] [--SETTING VALUE …]"
+    parser.usage = "hotlap race RECIPE[:[NAME,]setting=value,…] … [options] [--SETTING VALUE …]"
     parser.add_argument(
         "recipes",
         metavar="RECIPE",

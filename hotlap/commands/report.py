@@ -23,7 +23,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--out", metavar="FILE", type=Path, help="default: report.html in the first RUN")
     parser.add_argument("--png", metavar="FILE", type=Path, help="also write the main plot as a PNG")
     parser.add_argument("--title", help="default: the name of the first RUN")
-    parser.add_argument("--metric", help="what the verdict goes by; default: time to target, else final loss")
+    parser.add_argument(
+        "--metric",
+        help="what the verdict goes by: train_s, tokens, bpb, loss or tokens_per_s"
+        " (default: time to the target, else bits per byte, else loss)",
+    )
     parser.add_argument("--open", action="store_true", help="open the report in a browser")
     parser.add_argument("--json", action="store_true", help="print the statistics as JSON")
 
