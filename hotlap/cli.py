@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hotlap import __version__
-from hotlap.errors import ConfigError, HotlapError
+from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
 
 # One line each stands here, not in the modules, so that `hotlap --help` imports none of them.
@@ -31,9 +31,6 @@ COMMANDS = {
     "watch": "follow a run in the browser while it trains",
     "doctor": "say what a run would use on this machine",
 }
-
-USER_MISTAKE = 2
-INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):

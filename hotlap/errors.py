@@ -4,6 +4,10 @@ The command line prints them as one line and exits with 2; anything else that is
 its traceback. Raise them where the mistake is first visible: at construction, before work starts.
 """
 
+# What the process exits with.
+USER_MISTAKE = 2
+INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+
 
 class HotlapError(Exception):
     """A user's mistake, in three parts."""

@@ -76,12 +76,33 @@ def test_two_processes_train_as_one_does(tiny_data, tmp_path):
     assert losses(tmp_path / "runs" / "two") == pytest.approx(losses(tmp_path / "runs" / "one"), abs=1e-4)
 
 
+def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "train" in child.cmdline()]
+
+
+@pytest.mark.parametrize("number, to", [(signal.SIGINT, "launcher"), (signal.SIGTERM, "ranks")])
+def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path, number, to):
+    process = start(command(tiny_data, 400, "--name", "run", "--procs", "2"), tmp_path)
+    wait_for_step(tmp_path / "runs" / "run", 2, process)
+    for target in [process] if to == "launcher" else ranks_of(process):
+        target.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "hotlap train --resume runs/run" in out
+    step = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0].step
+    assert step >= 2
+    steps = ("--steps", str(step + 1), "--allow-change")
+    resumed = hotlap("train", "--resume", "runs/run", *steps, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(losses(tmp_path / "runs" / "run")) == step + 1
+
+
 def test_a_killed_rank_ends_the_job_with_a_clear_line_and_the_run_goes_on(tiny_data, tmp_path):
     job = command(tiny_data, 300, "--name", "run", "--procs", "2", *STEADY)
     process = start(job, tmp_path)
     wait_for_step(tmp_path / "runs" / "run", 3, process)
-    ranks = [p for p in psutil.Process(process.pid).children(recursive=True) if "train" in p.cmdline()]
-    os.kill(ranks[-1].pid, signal.SIGKILL)
+    ranks_of(process)[-1].kill()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     assert "rank" in err.splitlines()[-1]

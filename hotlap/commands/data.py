@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotlap.errors import ConfigError, DataError
+from hotlap.errors import INTERRUPTED, ConfigError, DataError
 from hotlap.progress import to_stderr
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hotlap.data.prepare import Settings
 
 HELP = "prepare, inspect and list token data"
-INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hotlap.cli import INTERRUPTED, Parser
+from hotlap.cli import Parser
 from hotlap.commands.train import default_size
 from hotlap.config import Config
-from hotlap.errors import ConfigError
+from hotlap.errors import INTERRUPTED, ConfigError
 from hotlap.progress import to_stderr
 from hotlap.recipes import SIZES
 from hotlap.settings import parse

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.cli import Parser
 from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.errors import INTERRUPTED
 from hotlap.progress import to_stderr
 from hotlap.sampling.options import SampleOptions
 
 if TYPE_CHECKING:
     from hotlap.loading import LoadedModel
-
-INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 
 
 def configure(parser: Parser) -> None:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hotlap.cli import INTERRUPTED, USER_MISTAKE, Parser
+from hotlap.cli import Parser
 from hotlap.config import Config
-from hotlap.errors import CheckpointError, ConfigError, HotlapError
+from hotlap.errors import INTERRUPTED, USER_MISTAKE, CheckpointError, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
@@ -163,8 +163,7 @@ def train_in_processes(args: argparse.Namespace, config: Config) -> int:
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
     check_ranks(config, args.procs)
-    launch(args.procs, without_procs(args.words))
-    return 0
+    return launch(args.procs, without_procs(args.words))
 
 
 def without_procs(words: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import signal
 from types import FrameType
 from typing import Self
 
-EXIT_CODE_INTERRUPTED = 130
+from hotlap.errors import INTERRUPTED
 
 
 class StopRequest:
@@ -27,7 +27,7 @@ class StopRequest:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             # Not sys.exit: a rank may be waiting in a collective that never returns.
-            os._exit(EXIT_CODE_INTERRUPTED)
+            os._exit(INTERRUPTED)
         self.requested = True
 
 

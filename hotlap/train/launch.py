@@ -1,7 +1,8 @@
 """`hotlap train --procs N`: the same command under torchrun's own launcher, on this machine.
 
 A worker leaves the mistake that ended it in a file instead of printing it, so that the launcher can say in
-one line which rank failed and why, instead of a report about processes.
+one line which rank failed and why, instead of a report about processes. Ctrl-C and SIGTERM reach the launcher
+only, and torch's hands them on: the workers save as one process does.
 """
 
 from __future__ import annotations
@@ -16,20 +17,27 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotlap.errors import HotlapError, TrainingError
+from hotlap.errors import INTERRUPTED, HotlapError, TrainingError
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
+# What torch's launcher gives workers to end after a signal before it kills them: its own 30 s are few for
+# a long step and a save. Older releases of torch leave it at that.
+SECONDS_TO_SAVE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SECONDS_TO_SAVE = 120
 
 
-def launch(procs: int, arguments: Sequence[str]) -> None:
-    """Run `hotlap` with these arguments in `procs` processes; returns when all are done."""
+def launch(procs: int, arguments: Sequence[str]) -> int:
+    """Run `hotlap` with these arguments in `procs` processes; returns the exit code when all are done."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Torch's reports about processes. Not by the logger's name: the modules below it set levels of their own.
+    logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="hotlap-launch-") as folder:
         failure_file = Path(folder) / "failure.json"
         os.environ[FAILURE_FILE_VARIABLE] = str(failure_file)
+        os.environ.setdefault(SECONDS_TO_SAVE_VARIABLE, str(SECONDS_TO_SAVE))
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -41,9 +49,17 @@ def launch(procs: int, arguments: Sequence[str]) -> None:
         )
         try:
             elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
+        except SignalException:
+            mistake = told_by_a_rank(failure_file)
+            if mistake is not None:
+                raise mistake from None
+            return INTERRUPTED
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
+            if failure.exitcode == INTERRUPTED:
+                return INTERRUPTED
             raise told_by_a_rank(failure_file) or died(procs, rank, failure.exitcode) from None
+    return 0
 
 
 def tell_launcher(rank: int, mistake: HotlapError) -> bool:
