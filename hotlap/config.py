@@ -41,6 +41,12 @@ def _require_fraction(settings: Any, *names: str) -> None:
         _require(0 <= value <= 1, f"`{name}` between 0 and 1", str(value), "give a fraction")
 
 
+def _require_decay(settings: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        _require(0 <= value < 1, f"`{name}` of 0 or more and below 1", str(value), "give a smaller fraction")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     architecture: Literal["speedrun", "gpt2"] = setting("speedrun", "the records' model, or plain GPT-2")
@@ -204,7 +210,7 @@ class MuonConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "lr", "newton_schulz_steps")
-        _require_fraction(self, "momentum_start", "momentum_end")
+        _require_decay(self, "momentum_start", "momentum_end")
         _require_not_negative(self, "momentum_warmup_steps", "weight_decay")
 
 
@@ -221,7 +227,7 @@ class AdamConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "embed_lr", "head_lr", "scalar_lr", "matrix_lr", "eps")
-        _require_fraction(self, "beta1", "beta2")
+        _require_decay(self, "beta1", "beta2")
         _require_not_negative(self, "weight_decay")
 
 
@@ -379,7 +385,9 @@ class Config:
     runtime: RuntimeConfig = section(RuntimeConfig, "machine")
 
     def __post_init__(self) -> None:
-        _require_not_negative(self, "seed")
+        _require(
+            0 <= self.seed < 2**63, "`seed` of 0 or more and below 2**63", str(self.seed), "choose another"
+        )
         block, sequence = self.attention.block_size, self.batch.sequence_tokens
         _require(
             sequence % block == 0,

@@ -23,7 +23,9 @@ from hotlap.settings import updated
         ({"batch.tokens_per_step": 100_000}, "multiple of sequence_tokens"),
         ({"optim.muon.lr": -0.1}, "`lr` above 0"),
         ({"optim.muon.lr": float("nan")}, "`lr` above 0"),
-        ({"optim.adam.beta2": 1.5}, "`beta2` between 0 and 1"),
+        ({"optim.adam.beta1": 1.0}, "`beta1` of 0 or more and below 1"),
+        ({"optim.adam.beta2": 1.5}, "`beta2` of 0 or more and below 1"),
+        ({"optim.muon.momentum_end": 1.0}, "`momentum_end` of 0 or more and below 1"),
         ({"schedule.cooldown_steps": 3, "schedule.cooldown_fraction": 0.5}, "steps or as a fraction"),
         ({"schedule.cooldown_steps": 1000, "schedule.warmup_steps": 900}, "within the steps"),
         ({"schedule.window_start_tokens": 32}, "window of at least"),
@@ -37,6 +39,7 @@ from hotlap.settings import updated
         ({"checkpoint.keep": 0}, "`keep` above 0"),
         ({"runtime.threads": -1}, "`threads` of 0 or more"),
         ({"seed": -1}, "`seed` of 0 or more"),
+        ({"seed": 2**63}, "`seed` of 0 or more and below 2**63"),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(changes, expected):
