@@ -40,6 +40,8 @@ def test_torchrun_s_environment_gives_the_place():
         ({"MASTER_PORT": ""}, "MASTER_PORT=''"),
         ({"RANK": "8"}, "RANK=8, LOCAL_RANK=1, WORLD_SIZE=8"),
         ({"LOCAL_RANK": "6"}, "RANK=5, LOCAL_RANK=6"),
+        ({"LOCAL_WORLD_SIZE": "all"}, "LOCAL_WORLD_SIZE='all'"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0, WORLD_SIZE=8"),
     ],
 )
 def test_a_malformed_environment_is_refused(changes, found):

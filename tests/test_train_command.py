@@ -155,6 +155,19 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(tiny_data, tmp_path, more, p
     assert not any((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
 
 
+@pytest.mark.parametrize(
+    "variables, found",
+    [
+        ({"WORLD_SIZE": "abc", "RANK": "0"}, "WORLD_SIZE='abc'"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK='first'"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make_gets_one_line(tiny_data, tmp_path, variables, found):
+    torchrun = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
+    assert found in complaint(hotlap(*command(tiny_data, 2), cwd=tmp_path, env=torchrun))
+
+
 def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
     train(tiny_data, tmp_path, 1, "--name", "run")
     assert "`run`, which exists" in complaint(hotlap(*command(tiny_data, 1, "--name", "run"), cwd=tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,11 +186,10 @@ def train_here(
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
 
-    rank = int(os.environ.get("RANK", "0"))
     try:
         result = run_training(config, RunOptions(root, name, checkpoint, sinks), console)
     except HotlapError as mistake:
-        if tell_launcher(rank, mistake):
+        if tell_launcher(mistake):
             return USER_MISTAKE
         raise
     if result.directory is None:

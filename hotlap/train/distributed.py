@@ -27,6 +27,7 @@ class Distributed:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     device: torch.device
     has_group: bool
 
@@ -38,19 +39,25 @@ class Distributed:
 def read_environment(device_type: str, environment: Mapping[str, str]) -> Distributed:
     """Where torchrun's variables put this process. None set: alone. Some missing or wrong: refused."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return Distributed(0, 0, 1, _device(device_type, 0), has_group=False)
+        return Distributed(0, 0, 1, 1, _device(device_type, 0), has_group=False)
     missing = [name for name in _TORCHRUN_VARIABLES if name not in environment]
     if missing:
         raise _malformed(f"{missing[0]} unset")
+    # Whoever sets the variables by hand may leave this one out.
+    given = {"LOCAL_WORLD_SIZE": "1", **environment}
     numbers = {}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if not environment[name].isdecimal():
-            raise _malformed(f"{name}={environment[name]!r}")
-        numbers[name] = int(environment[name])
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        if not given[name].isdecimal():
+            raise _malformed(f"{name}={given[name]!r}")
+        numbers[name] = int(given[name])
     rank, local_rank, world_size = numbers["RANK"], numbers["LOCAL_RANK"], numbers["WORLD_SIZE"]
     if not local_rank <= rank < world_size:
         raise _malformed(f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={world_size}")
-    return Distributed(rank, local_rank, world_size, _device(device_type, local_rank), has_group=True)
+    local_world_size = numbers["LOCAL_WORLD_SIZE"]
+    if not 1 <= local_world_size <= world_size:
+        raise _malformed(f"LOCAL_WORLD_SIZE={local_world_size}, WORLD_SIZE={world_size}")
+    device = _device(device_type, local_rank)
+    return Distributed(rank, local_rank, world_size, local_world_size, device, has_group=True)
 
 
 @contextmanager

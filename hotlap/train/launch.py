@@ -62,7 +62,7 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
     return 0
 
 
-def tell_launcher(rank: int, mistake: HotlapError) -> bool:
+def tell_launcher(mistake: HotlapError) -> bool:
     """Leave a worker's reason for failing where the launcher finds it; False where there is none.
 
     The first one counts: the other ranks fail because of it.
@@ -70,6 +70,7 @@ def tell_launcher(rank: int, mistake: HotlapError) -> bool:
     path = os.environ.get(FAILURE_FILE_VARIABLE)
     if path is None:
         return False
+    rank = os.environ["RANK"]
     reason = {"rank": rank, "expected": mistake.expected, "found": mistake.found, "do": mistake.do}
     try:
         with open(path, "x") as file:

@@ -23,7 +23,7 @@ from hotlap.progress import silent
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
 from hotlap.train.clock import Clock, clock_for
-from hotlap.train.distributed import Distributed, process_group
+from hotlap.train.distributed import Distributed, process_group, read_environment
 from hotlap.train.environment import describe_environment
 from hotlap.train.header import header_lines
 from hotlap.train.interrupt import StopRequest
@@ -63,9 +63,10 @@ class Result:
 def run(config: Config, options: RunOptions, console: Console) -> Result:
     """Train; returns when the run is over, on every rank."""
     device = select_device(config.runtime.device)
-    check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
+    place = read_environment(device.type, os.environ)
+    check_ranks(config, place.world_size)
     check_sinks(options.sinks)
-    set_up_process(config, device)
+    set_up_process(config, place)
     with ExitStack() as stack:
         distributed = stack.enter_context(process_group(device.type))
         open_device(distributed.device)
@@ -104,14 +105,13 @@ def check_ranks(config: Config, world_size: int) -> None:
         )
 
 
-def set_up_process(config: Config, device: torch.device) -> None:
-    if device.type == "cuda":
+def set_up_process(config: Config, place: Distributed) -> None:
+    if place.device.type == "cuda":
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         torch.backends.cuda.matmul.allow_tf32 = True
         return
     tune_malloc()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(config.runtime.threads or max(1, usable_cores() // processes))
+    torch.set_num_threads(config.runtime.threads or max(1, usable_cores() // place.local_world_size))
 
 
 def open_device(device: torch.device) -> None:
