@@ -36,6 +36,7 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--batch.sequence-tokens", "1000"], "multiple"),
         (["train", "softcap", "--optim.muon.lr", "-0.1"], "-0.1"),
         (["train", "softcap", "--steps", "5", "--steps", "6"], "twice"),
+        (["train", "softcap", "--name", "../lap", "--dry-run"], "a run name"),
         (["recipes", "show", "nope"], "a recipe"),
         (["recipes", "diff", "softcap"], "B"),
         (["recipes", "shwo", "softcap"], "show"),

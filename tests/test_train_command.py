@@ -142,7 +142,6 @@ def test_an_error_of_a_rank_is_told_with_its_number(tiny_data, tmp_path):
         (["--resume"], "a run in runs"),
         (["--resume", "runs/none"], "runs/none"),
         (["--log", "carrier-pigeon"], "carrier-pigeon"),
-        (["--name", "../elsewhere"], "a run name"),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(tiny_data, tmp_path, more, part):

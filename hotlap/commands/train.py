@@ -81,15 +81,23 @@ def run(args: argparse.Namespace) -> int:
 def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
     if args.recipe is None:
         raise ConfigError(expected="a RECIPE", found="none", do="`hotlap recipes` lists them")
-    if args.name is not None and (args.runs / args.name).exists():
-        raise ConfigError(
-            expected=f"a new run name in {args.runs}",
-            found=f"`{args.name}`, which exists",
-            do="choose another name, or go on with it by --resume",
-        )
+    if args.name is not None:
+        check_new_name(args.runs, args.name)
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
     return resolve(args.recipe, size, changes)
+
+
+def check_new_name(runs: Path, name: str) -> None:
+    from hotlap.train.run_directory import check_name
+
+    check_name(name)
+    if (runs / name).exists():
+        raise ConfigError(
+            expected=f"a new run name in {runs}",
+            found=f"`{name}`, which exists",
+            do="choose another name, or go on with it by --resume",
+        )
 
 
 def default_size(device: str) -> str:

@@ -52,12 +52,7 @@ class RunDirectory:
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
         """The directory of a new run, locked. A name that is taken is refused, even in a race for it."""
-        if not re.fullmatch(r"\w[\w.+=-]*", name):
-            raise ConfigError(
-                expected="a run name of letters, digits and . _ + = - that starts with a letter or digit",
-                found=repr(name),
-                do="choose another name",
-            )
+        check_name(name)
         path = root / name
         with writing(path):
             make_directory(root)
@@ -209,6 +204,15 @@ class RunDirectory:
                 assert not _whole_lines(path)[1], f"rewind before going on with {path}"
                 self._appending[path] = path.open("ab", buffering=0)
             _append_whole(self._appending[path], f"{line}\n".encode())
+
+
+def check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.+=-]*", name):
+        raise ConfigError(
+            expected="a run name of letters, digits and . _ + = - that starts with a letter or digit",
+            found=repr(name),
+            do="choose another name",
+        )
 
 
 def _sample(step: int, text: str, kind: str = "sample") -> str:
