@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hotlap.cli import dispatch
 from hotlap.errors import CheckpointError, ConfigError, DataError, HotlapError, TrainingError
 from hotlap.recipes import RECIPES
 from hotlap.settings import updated
@@ -272,6 +273,15 @@ def test_other_data_than_the_run_was_started_with_is_refused(tiny_data, tmp_path
         lap = build_lap(config, tiny_data, distributed, Clock())
         with pytest.raises(CheckpointError, match="other training shards"):
             restore(lap, other)
+
+
+def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
+    monkeypatch.setattr("hotlap.train.run.ensure_prepared", lambda name, *_, **__: done.append(name))
+    monkeypatch.setattr("hotlap.train.launch.launch", lambda procs, _: done.append(procs) or 0)
+    assert dispatch(["train", "softcap", "--size", "pico", "--procs", "2", "--data.source", "sotu"]) == 0
+    assert done == ["sotu", 2]
 
 
 def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny_data):

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         print_config(console, config, as_json=args.json)
         return 0
     if args.procs is not None:
-        return train_in_processes(args, config)
+        return train_in_processes(args, config, console)
     return train_here(config, root, name, checkpoint, args.log, console)
 
 
@@ -163,13 +163,19 @@ def print_config(console: Console, config: Config, *, as_json: bool) -> None:
         console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
 
 
-def train_in_processes(args: argparse.Namespace, config: Config) -> int:
+def train_in_processes(args: argparse.Namespace, config: Config, console: Console) -> int:
+    from hotlap.hardware import select_device
     from hotlap.train.launch import launch
-    from hotlap.train.run import check_ranks
+    from hotlap.train.run import check_ranks, prepare_data
+    from hotlap.train.sinks import check_sinks
 
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
+    select_device(config.runtime.device)
     check_ranks(config, args.procs)
+    check_sinks(args.log)
+    # Here, because a first download may take longer than ranks wait for each other.
+    prepare_data(config, console.print)
     return launch(args.procs, without_procs(args.words))
 
 

@@ -19,7 +19,7 @@ from hotlap.config import Config
 from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.errors import ConfigError, DataError, DivergenceError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
-from hotlap.progress import silent
+from hotlap.progress import Say, silent
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
 from hotlap.train.clock import Clock, clock_for
@@ -121,7 +121,26 @@ def open_device(device: torch.device) -> None:
 
 
 def prepared_data(config: Config, distributed: Distributed, console: Console) -> Path:
-    """The directory of the run's data; one rank of each node prepares a corpus, the others wait for it."""
+    """The directory of the run's data; one rank of each node prepares a corpus, the others wait for it.
+
+    They wait no longer than for any collective, so where a corpus takes longer it must be there before.
+    """
+    directory = data_directory(config)
+    if distributed.local_rank == 0:
+        prepare_data(config, console.print if distributed.is_main else silent)
+    if dist.is_initialized():
+        dist.barrier()
+    return directory
+
+
+def prepare_data(config: Config, say: Say) -> None:
+    """Prepare the run's corpus unless that is done."""
+    if not data_directory(config).is_dir():
+        ensure_prepared(config.data.source, vocabulary(config), config.data.num_shards, say=say)
+
+
+def data_directory(config: Config) -> Path:
+    """Where the run's data is or will be."""
     path = Path(config.data.source)
     if path.is_dir():
         return path
@@ -131,14 +150,11 @@ def prepared_data(config: Config, distributed: Distributed, console: Console) ->
             found=f"data.source = {config.data.source}",
             do="check the path, or see `hotlap data list`",
         )
-    vocabulary: int | str = "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
-    directory = prepared_directory(config.data.source, vocabulary, config.data.num_shards)
-    if distributed.local_rank == 0 and not directory.is_dir():
-        say = console.print if distributed.is_main else silent
-        ensure_prepared(config.data.source, vocabulary, config.data.num_shards, say=say)
-    if dist.is_initialized():
-        dist.barrier()
-    return directory
+    return prepared_directory(config.data.source, vocabulary(config), config.data.num_shards)
+
+
+def vocabulary(config: Config) -> int | str:
+    return "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
 
 
 def open_directory(config: Config, progress: Progress, options: RunOptions) -> RunDirectory:
