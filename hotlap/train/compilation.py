@@ -10,6 +10,7 @@ import torch
 from hotlap.config import Config
 from hotlap.data.wheels import cache_directory
 from hotlap.model import GPT, GPT2
+from hotlap.train.distributed import Distributed
 from hotlap.train.masking import Masking
 from hotlap.train.metrics import matmul_flops_per_token
 
@@ -61,13 +62,22 @@ def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> 
             block.compile(dynamic=False)
 
 
-def warm_up(model: GPT | GPT2, masking: Masking, config: Config, device: torch.device) -> None:
+def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Distributed) -> None:
     """Compile the training and validation shapes on made-up tokens. Leaves no gradient and no other trace."""
     count = config.batch.sequence_tokens
-    for sequences in {config.batch.micro_sequences, 1}:
-        tokens = torch.zeros(sequences * count, dtype=torch.int32, device=device)
-        plans = masking.plans(tokens, count)
-        model(tokens, tokens.long(), plans).backward()
-        with torch.no_grad():
-            model(tokens, tokens.long(), plans, reduction="sum")
+    for sequences in sequences_at_once(config, distributed.world_size):
+        tokens = torch.zeros(sequences * count, dtype=torch.int32, device=distributed.device)
+        model(tokens, tokens.long(), masking.plans(tokens, count)).backward()
     model.zero_grad(set_to_none=True)
+    tokens = torch.zeros(count, dtype=torch.int32, device=distributed.device)
+    with torch.no_grad():
+        model(tokens, tokens.long(), masking.plans(tokens, None), reduction="sum")
+
+
+def sequences_at_once(config: Config, world_size: int) -> set[int]:
+    """How many sequences a rank takes through the model at once: the micro-batches of a step differ at most
+    in the last one.
+    """
+    of_this_rank = config.batch.tokens_per_step // config.batch.sequence_tokens // world_size
+    micro = config.batch.micro_sequences
+    return {min(micro, of_this_rank - start) for start in range(0, of_this_rank, micro)}

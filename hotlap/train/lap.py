@@ -80,7 +80,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
-            warm_up(model, masking, config, device)
+            warm_up(model, masking, config, distributed)
     module: nn.Module = model
     if distributed.world_size > 1:
         module = average_gradients(model, device)
