@@ -1,26 +1,29 @@
 """What is compiled before the clock starts: the shapes of the run, and the same on every rank."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
 from hotlap.train.clock import Clock
 from hotlap.train.compilation import warm_up
-from hotlap.train.distributed import process_group
+from hotlap.train.distributed import Distributed, process_group
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.recorder import Recorder
 from hotlap.train.snapshot import Progress, Snapshots
+from tests.ranks import run_ranks
 from tests.training import pico
 
 
-# A step of `pico` has 4 sequences: fewer than a micro-batch, and not a multiple of one.
+# Five sequences a step: fewer than a micro-batch may hold, and not a multiple of one.
 @pytest.mark.parametrize("micro_sequences", [16, 3])
 def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     tiny_data, monkeypatch, micro_sequences
 ):
     monkeypatch.setattr(Trainer, "_sample", lambda _: None)
-    config = pico(tiny_data, 1, batch__micro_sequences=micro_sequences)
+    config = pico(tiny_data, 1, batch__tokens_per_step=5 * 512, batch__micro_sequences=micro_sequences)
     clock, calls = Clock(), set()
     with process_group("cpu") as distributed:
         lap = build_lap(config, tiny_data, distributed, clock)
@@ -35,3 +38,22 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     Trainer(lap, Progress(), clock, Recorder(), snapshots, StopRequest()).run()
     lap.data.loader.close()
     assert warmed_up == calls
+
+
+def mode_chosen(rank, world_size, data):
+    """On a machine that the second rank finds much slower than the first."""
+    distributed = Distributed(rank, rank, world_size, world_size, torch.device("cpu"), has_group=True)
+    with (
+        patch("hotlap.train.lap.peak_gflops", lambda *_: 1e-6 if rank else 1e6),
+        patch("hotlap.train.lap.apply_compile"),
+        patch("hotlap.train.lap.warm_up"),
+    ):
+        lap = build_lap(pico(data, 2, runtime__compile="auto"), data, distributed, Clock())
+    lap.data.loader.close()
+    return lap.compiled
+
+
+def test_ranks_that_measure_different_peaks_compile_alike(tiny_data):
+    first, second = run_ranks(mode_chosen, 2, tiny_data)
+    assert first == second
+    assert first.mode == "off"

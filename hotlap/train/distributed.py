@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from hotlap.errors import ConfigError, DeviceError
+
+T = TypeVar("T")
 
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -83,6 +86,15 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
         yield distributed
     finally:
         dist.destroy_process_group()
+
+
+def main_rank_s(value: T) -> T:
+    """The main rank's value, on every rank: for what is measured, and so differs, but must be the same."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def _device(device_type: str, local_rank: int) -> torch.device:
