@@ -50,6 +50,14 @@ def attention_flops_per_token(config: Config, keys_per_token: float) -> float:
     return 12 * layers * model.width * keys_per_token
 
 
+def mean_keys(window_tokens: int, context_tokens: int) -> float:
+    """Keys that a token of a context reads on average, its own among them, with a window within the context.
+
+    The first tokens have fewer than a window before them.
+    """
+    return window_tokens - window_tokens * (window_tokens - 1) / (2 * context_tokens)
+
+
 def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
     """The device's matrix-product peak: measured on a CPU, from a table on a GPU, None where unknown."""
     if device.type == "cpu":

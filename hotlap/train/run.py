@@ -32,6 +32,7 @@ from hotlap.train.loop import Trainer
 from hotlap.train.metrics import (
     attention_flops_per_token,
     matmul_flops_per_token,
+    mean_keys,
     peak_memory_mib,
     peak_reserved_mib,
     peak_rss_mib,
@@ -228,12 +229,13 @@ def full_environment(lap: Lap) -> dict[str, Any]:
 def flops_per_token(lap: Lap) -> float:
     """With attention at the window of the last step; documents shorter than that are not counted out."""
     config = lap.config
-    keys = config.batch.sequence_tokens
-    if config.attention.window_unit != "unlimited":
-        keys = min(keys, config.schedule.window_end_tokens)
+    context = config.batch.sequence_tokens
     if config.data.order == "shuffled":
-        keys = min(keys, config.data.chunk_tokens)
-    return matmul_flops_per_token(config) + attention_flops_per_token(config, keys / 2)
+        context = min(context, config.data.chunk_tokens)
+    window = context
+    if config.attention.window_unit != "unlimited":
+        window = min(context, config.schedule.window_end_tokens)
+    return matmul_flops_per_token(config) + attention_flops_per_token(config, mean_keys(window, context))
 
 
 def conclude(

@@ -1,0 +1,28 @@
+from types import SimpleNamespace
+
+import pytest
+
+from hotlap.recipes import resolve
+from hotlap.settings import updated
+from hotlap.train.metrics import attention_flops_per_token, matmul_flops_per_token, mean_keys
+from hotlap.train.run import flops_per_token
+
+
+@pytest.mark.parametrize("window, context", [(1, 8), (3, 8), (8, 8), (1792, 65_536)])
+def test_mean_keys_are_those_that_a_window_leaves(window, context):
+    seen = [min(place + 1, window) for place in range(context)]
+    assert mean_keys(window, context) == pytest.approx(sum(seen) / context, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "recipe, changes, keys",
+    [
+        ("adamw", {"batch.sequence_tokens": 512}, mean_keys(512, 512)),
+        ("softcap", {"schedule.window_end_tokens": 256, "data.order": "stream"}, mean_keys(256, 512)),
+        ("softcap", {"data.order": "shuffled", "data.chunk_tokens": 128}, mean_keys(128, 128)),
+    ],
+)
+def test_attention_is_counted_with_the_keys_that_it_reads(recipe, changes, keys):
+    config = updated(resolve(recipe, "pico"), changes)
+    expected = matmul_flops_per_token(config) + attention_flops_per_token(config, keys)
+    assert flops_per_token(SimpleNamespace(config=config)) == pytest.approx(expected, rel=1e-12)
