@@ -1,10 +1,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.metrics import attention_flops_per_token, matmul_flops_per_token, mean_keys
+from hotlap.train.metrics import attention_flops_per_token, matmul_flops_per_token, mean_keys, peak_gflops
 from hotlap.train.run import flops_per_token
 
 
@@ -26,3 +27,20 @@ def test_attention_is_counted_with_the_keys_that_it_reads(recipe, changes, keys)
     config = updated(resolve(recipe, "pico"), changes)
     expected = matmul_flops_per_token(config) + attention_flops_per_token(config, keys)
     assert flops_per_token(SimpleNamespace(config=config)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name, gflops",
+    [
+        ("NVIDIA GeForce RTX 4090", 165_200),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA A100-SXM4-80GB", 312_000),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None),
+    ],
+)
+def test_a_gpu_that_is_not_in_the_table_has_no_known_peak(monkeypatch, name, gflops):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert peak_gflops(torch.device("cuda"), torch.bfloat16) == gflops
+    assert peak_gflops(torch.device("cuda"), torch.float32) is None

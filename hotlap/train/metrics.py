@@ -15,17 +15,19 @@ import torch
 from hotlap.config import Config
 from hotlap.hardware import measure_matmul_gflops
 
-# Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets.
+# Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets. Whole names as the driver gives them: a part
+# of one would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
 KNOWN_GPU_TFLOPS = {
-    "H100 SXM": 989.4,
-    "H100 80GB HBM3": 989.4,
-    "H100 PCIe": 756.0,
-    "H200": 989.4,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-    "V100": 125.0,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H200": 989.4,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA L40S": 362.0,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA GeForce RTX 3090": 71.0,
 }
 
 
@@ -63,10 +65,8 @@ def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type == "cpu":
         return measure_matmul_gflops(dtype=dtype)
     if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for part, tflops in KNOWN_GPU_TFLOPS.items():
-            if part in name:
-                return tflops * 1000
+        tflops = KNOWN_GPU_TFLOPS.get(torch.cuda.get_device_name(device))
+        return None if tflops is None else tflops * 1000
     return None
 
 
