@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hotlap.data.manifest import Manifest
     from hotlap.data.prepare import Settings
 
-HELP = "prepare, inspect and list token data"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
