@@ -1,8 +1,8 @@
 """The table of all recipes: races them, and writes what the race says into README.md and docs/recipes.md.
 
-`python -m bench.recipes_table [options of hotlap race]` races (or goes on with) `runs/recipes`; the options
-of the published table are in the Makefile. `python -m bench.recipes_table --race DIR` only writes, from a race
-that is over. The figures are kept as docs/recipes.json, which a test compares with the README.
+`python -m bench.recipes_table [options of hotlap race]` races (or goes on with) `runs/recipes`; those of the
+published table are in the Makefile. `python -m bench.recipes_table --race DIR` only writes, from a race that
+is over. The figures are kept as docs/recipes.json, which a test compares with the README.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
                 value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
             name = name.removeprefix("--")
             if name in settings:
-                raise ConfigError(expected="each setting once", found=f"--{name} twice", do="remove one")
+                raise ConfigError(expected="each setting once", found=f"`{name}` twice", do="remove one")
             settings[name] = value
         return own, settings
 
@@ -80,7 +80,7 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hotlap {__version__}")
-    parser.add_argument("command", metavar="COMMAND", help="one of the commands below")
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -91,8 +91,8 @@ def dispatch(argv: Sequence[str]) -> int:
         known = list(COMMANDS)
         raise ConfigError(
             expected=f"a command ({', '.join(known)})",
-            found=f"`{args.command}`",
-            do=nearest(args.command, known),
+            found=f"`{args.command}`" if args.command else "none",
+            do=nearest(args.command or "", known),
         )
     module = importlib.import_module(f"hotlap.commands.{args.command}")
     parser = Parser(

@@ -31,7 +31,7 @@ def _require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         _require(
-            math.isfinite(value) and value >= 0, f"`{name}` of 0 or more", str(value), "remove the minus sign"
+            math.isfinite(value) and value >= 0, f"`{name}` of 0 or more", str(value), "give such a number"
         )
 
 

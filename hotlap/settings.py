@@ -110,6 +110,8 @@ def parse(kind: type[Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     changes = {}
     for name, text in overrides.items():
         full = full_name(kind, name)
+        if full in changes:
+            raise ConfigError(expected="each setting once", found=f"`{full}` twice", do="remove one")
         changes[full] = _from_text(text, types_by_name[full], full)
     return changes
 

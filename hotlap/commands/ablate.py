@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hotlap.cli import Parser
-from hotlap.commands.race import add_options, carry_out, common_options
+from hotlap.commands.race import add_options, carry_out, common_options, race_directory
 
 
 def configure(parser: Parser) -> None:
@@ -19,11 +19,9 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from hotlap.race.ablation import make_ablation
-    from hotlap.race.directory import RaceDirectory
     from hotlap.recipes import find_recipe
 
     find_recipe(args.recipe)
     size, seeds, settings = common_options(args)
     plan, left_out = make_ablation(args.recipe, args.against, size, seeds, settings, args.procs)
-    directory = RaceDirectory(args.runs / (args.name or plan.default_name))
-    return carry_out(plan, directory, args.budget, notes=left_out)
+    return carry_out(plan, race_directory(args, plan), args.budget, notes=left_out)

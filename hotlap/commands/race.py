@@ -69,13 +69,22 @@ def run(args: argparse.Namespace) -> int:
             )  # torch, which knows the default size, takes seconds: mistakes are answered first
         size, seeds, settings = common_options(args)
         plan = make_plan(args.recipes, size, seeds, settings, args.procs)
-        return carry_out(plan, RaceDirectory(args.runs / (args.name or plan.default_name)), args.budget)
+        return carry_out(plan, race_directory(args, plan), args.budget)
     given = [*args.recipes, *(f"--{name}" for name in args.settings)]
     given += [f"--{name}" for name in ("size", "seeds", "procs", "name") if getattr(args, name) is not None]
     if given:
         raise ConfigError(expected="--resume DIR alone", found=" ".join(given), do="leave them out")
     directory = RaceDirectory(args.resume)
     return carry_out(directory.read_plan(), directory, args.budget)
+
+
+def race_directory(args: argparse.Namespace, plan: Plan) -> RaceDirectory:
+    from hotlap.race.directory import RaceDirectory
+    from hotlap.train.run_directory import check_name
+
+    if args.name is not None:
+        check_name(args.name)
+    return RaceDirectory(args.runs / (args.name or plan.default_name))
 
 
 def common_options(args: argparse.Namespace) -> tuple[str, int, dict[str, Any]]:
@@ -89,7 +98,10 @@ def carry_out(plan: Plan, directory: RaceDirectory, budget: str | None, notes: S
     """Run what is not over yet, and say what it shows."""
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
+    from hotlap.train.run import check_ranks
 
+    for start in plan.rounds()[0]:
+        check_ranks(plan.config(start), plan.procs or 1)
     budget_s = None if budget is None else parse_seconds(budget)
     directory.check(plan)
     directory.write_plan(plan)
@@ -111,7 +123,7 @@ def carry_out(plan: Plan, directory: RaceDirectory, budget: str | None, notes: S
 def parse_seconds(text: str) -> float:
     """`90s`, `10m`, `1h30m`."""
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    if not match or not any(match.groups()):
+    if not match or not any(map(int, match.groups(default="0"))):
         raise ConfigError(
             expected="a time such as 90s, 10m or 1h30m as --budget", found=f"`{text}`", do="write it so"
         )

@@ -63,6 +63,7 @@ def configure(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = make_console()
     changes = parse(Config, args.settings)
+    check_options(args, changes)
     if args.resume is not None:
         checkpoint, directory = find_checkpoint(args, console)
         config = resumed_config(args, changes, checkpoint)
@@ -78,6 +79,24 @@ def run(args: argparse.Namespace) -> int:
     return train_here(config, root, name, checkpoint, args.log, console)
 
 
+def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
+    """Refuse what would be ignored."""
+    if "recipe" in changes:
+        raise ConfigError(
+            expected="the recipe as the first argument",
+            found=f"--recipe {changes['recipe']}",
+            do="write it without --recipe",
+        )
+    needed = {"json": "dry_run", "allow_change": "resume", "fallback": "resume"}
+    for option, with_option in needed.items():
+        if getattr(args, option) and not getattr(args, with_option):
+            raise ConfigError(
+                expected=f"--{option.replace('_', '-')} together with --{with_option.replace('_', '-')}",
+                found="it alone",
+                do="add the one or leave out the other",
+            )
+
+
 def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
     if args.recipe is None:
         raise ConfigError(expected="a RECIPE", found="none", do="`hotlap recipes` lists them")
@@ -85,7 +104,15 @@ def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
         check_new_name(args.runs, args.name)
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
-    return resolve(args.recipe, size, changes)
+    config = resolve(args.recipe, size, changes)
+    unused = [name for name in changes if name.startswith("optim.muon.")]
+    if unused and config.optim.matrices == "adamw":
+        raise ConfigError(
+            expected=f"settings that {args.recipe} uses",
+            found=f"`{unused[0]}`, where AdamW takes the matrices",
+            do="change optim.adam.matrix_lr or the other settings of optim.adam",
+        )
+    return config
 
 
 def check_new_name(runs: Path, name: str) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.config import CheckpointConfig
@@ -21,6 +20,7 @@ from hotlap.errors import CheckpointError
 from hotlap.optim.state import gather_state, restore_state
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
+from hotlap.train.distributed import main_rank_s
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.run_directory import RunDirectory
 
@@ -53,7 +53,7 @@ class Snapshots:
         every = self.config.every_steps
         minutes = (time.monotonic() - self._saved_at) / 60
         by_time = bool(self.config.every_minutes) and minutes >= self.config.every_minutes
-        return agree(by_time) or (every > 0 and step > 0 and step % every == 0)
+        return main_rank_s(by_time) or (every > 0 and step > 0 and step % every == 0)
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
@@ -135,12 +135,3 @@ def set_random_state(device: torch.device, state: dict[str, Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def agree(decision: bool) -> bool:
-    """The main rank's decision, on every rank: clocks differ."""
-    if not dist.is_initialized():
-        return decision
-    decisions = [decision]
-    dist.broadcast_object_list(decisions, src=0)
-    return bool(decisions[0])
