@@ -41,6 +41,9 @@ PAID = {
     "optim.adam.head_lr": 0.016,
 }
 
+# What the sweeps of shapes and hidden widths left: `sprint` before it had bigrams.
+TWO_NARROW_LAYERS = {**SHORT, **PAID, "model.width": 96, "model.mlp_ratio": 1, "schedule.steps": 340}
+
 
 def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {label: {**base, **changes} for label, changes in changed.items()}
@@ -184,6 +187,42 @@ SWEEPS = {
             {
                 "hidden 2 x width": {"model.mlp_ratio": 2},
                 "hidden 1 x width": {"model.mlp_ratio": 1},
+            },
+        ),
+    ),
+    "bigrams": Sweep(
+        "How many rows should a table of token pairs have, in equal time?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            TWO_NARROW_LAYERS,
+            {
+                "no table": {},
+                **{
+                    f"{rows:,} rows": {"model.bigram_rows": rows}
+                    for rows in (8192, 16_384, 32_768, 65_536, 131_072)
+                },
+            },
+        ),
+    ),
+    "around": Sweep(
+        "With a table of pairs: is the rest still right, in equal time?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {**TWO_NARROW_LAYERS, "model.bigram_rows": 32_768},
+            {
+                "base": {},
+                "vocabulary 2048": {"model.vocab_size": 2048},
+                "vocabulary 3072": {"model.vocab_size": 3072},
+                "vocabulary 8192": {"model.vocab_size": 8192},
+                "width 64": {"model.width": 64},
+                "width 128": {"model.width": 128},
+                "momentum 0.9": {"optim.muon.momentum_end": 0.9},
             },
         ),
     ),
