@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -44,6 +44,7 @@ from hotlap.train.masking import Masking
 
 VAL_FRACTION = Fraction(1, 20)
 CPU = torch.device("cpu")
+TIMED_STEPS = 32
 
 
 def training_documents(corpus: str) -> Iterator[str]:
@@ -66,17 +67,19 @@ def tuning_data(corpus: str, vocabulary: int) -> Path:
     return directory
 
 
-def step_cpu_seconds(config: Config, repeats: int = 12) -> float:
-    """CPU time of one step at the end of the run, where the window is widest, on one thread."""
+def step_of(config: Config) -> Callable[[], float]:
+    """Does one step as at the end of a run, where the window is widest; returns its CPU seconds."""
     torch.manual_seed(0)
-    model = build_model(config.model, config.batch.sequence_tokens, select_precision("auto", CPU))
-    optimizers = build_optimizers(route_parameters(model, config, world_size=1), check_finite=False)
+    precision = select_precision("auto", CPU)
+    model = build_model(config.model, config.batch.sequence_tokens, precision)
+    routing = route_parameters(model, config, world_size=1)
+    optimizers = build_optimizers(routing, ns_dtype=precision, check_finite=False)
     masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
     masking.set_step(config.schedule.steps - 1)
     count = config.batch.sequence_tokens
     tokens = torch.randint(1, config.model.vocab_size, (count + 1,))
-    seconds = []
-    for _ in range(repeats):
+
+    def step() -> float:
         start = time.process_time()
         for _ in range(config.batch.tokens_per_step // count):
             plans = masking.plans(tokens[:-1], config.data.chunk_tokens)
@@ -84,8 +87,9 @@ def step_cpu_seconds(config: Config, repeats: int = 12) -> float:
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds[2:])
+        return time.process_time() - start
+
+    return step
 
 
 def steps_of(sweep: Sweep) -> dict[str, int]:
@@ -95,10 +99,15 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
         return {label: config.schedule.steps for label, config in configs.items()}
     tune_malloc()
     torch.set_num_threads(1)
-    seconds = {label: step_cpu_seconds(config) for label, config in configs.items()}
+    variants = {label: step_of(config) for label, config in configs.items()}
+    # In turn, so that a busy moment of the machine meets all of them.
+    rounds = [{label: step() for label, step in variants.items()} for _ in range(TIMED_STEPS)][2:]
     base = next(iter(configs))
-    budget = seconds[base] * configs[base].schedule.steps
-    return {label: round(budget / seconds[label]) for label in configs}
+    steps = configs[base].schedule.steps
+    return {
+        label: round(steps / statistics.median(seconds[label] / seconds[base] for seconds in rounds))
+        for label in configs
+    }
 
 
 def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
