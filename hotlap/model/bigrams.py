@@ -1,25 +1,34 @@
 """Bigram embeddings: rows of a table, chosen by a hash of a token and the one before it.
 
 They give every token what a shallow model would spend a layer of attention on, and cost a look-up. Pairs that
-share a row share its features; the model learns to live with it. Shapes: T tokens, C width.
+share a row share its features, so the hash matters. Tokens are numbered about in the order of how frequent
+they are, which puts the frequent pairs close to each other in the plane of (previous, token). A lattice in
+that plane with the golden ratio as its slope keeps pairs that are close in different rows, where a random
+hash would let frequent ones meet by chance. Shapes: T tokens, C width.
 """
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor, nn
 
 from hotlap.model.layers import Table
 
-# Large odd numbers without a pattern; products wrap around in 64 bits.
-FACTORS = (0x5851F42D4C957F2D, 0x14057B7EF767814F, 0x369DEA0F31A53F85)
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
+
+
+def previous_stride(num_rows: int) -> int:
+    """How many rows on the next previous token is. Coprime to their number, so that none is left out."""
+    stride = max(1, round(num_rows / GOLDEN_RATIO))
+    while math.gcd(stride, num_rows) != 1:
+        stride += 1
+    return stride
 
 
 def bigram_rows(tokens_T: Tensor, previous_T: Tensor, num_rows: int) -> Tensor:
     """(T,) int64: the row of each pair. −1, which stands before a document's first token, pairs like any."""
-    mixed = FACTORS[0] * previous_T.long() + FACTORS[1] * tokens_T.long()
-    # A sum of products alone would send pairs at fixed distances to one row, however many rows there are.
-    mixed = (mixed ^ (mixed >> 32)) * FACTORS[2]
-    return (mixed ^ (mixed >> 29)) % num_rows
+    return (previous_stride(num_rows) * previous_T.long() + tokens_T.long()) % num_rows
 
 
 class BigramEmbedding(nn.Module):
