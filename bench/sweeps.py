@@ -234,7 +234,7 @@ SWEEPS = {
         by_time=True,
         variants={
             "softcap": {},
-            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 1},
+            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 1, "model.bigram_rows": 32_768},
         },
     ),
 }

@@ -61,6 +61,7 @@ _TWO_LAYERS = {
     "model.num_layers": 2,
     "model.mlp_ratio": 1,
     "model.values": "mirrored",
+    "model.bigram_rows": 32_768,
     "model.drop_attention": False,
     "schedule.window_start_tokens": 256,
     "schedule.window_end_tokens": 256,
@@ -204,7 +205,7 @@ _add(
 _add(
     "sprint",
     "softcap",
-    "the fastest lap on a CPU: shallow and narrow, rates and schedule tuned for minutes",
+    "the fastest lap on a CPU: shallow and narrow, bigram embeddings, rates and schedule tuned for minutes",
     None,
     {
         "model.rotary": "full",
