@@ -226,6 +226,17 @@ SWEEPS = {
             },
         ),
     ),
+    "narrower": Sweep(
+        "With a table of pairs: how narrow, in the time of a whole lap?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {**TWO_NARROW_LAYERS, "model.bigram_rows": 32_768, "schedule.steps": 1300},
+            {"2 x 96": {}, "2 x 80": {"model.width": 80}, "2 x 64": {"model.width": 64}},
+        ),
+    ),
     "pico": Sweep(
         "Does what was found at nano also win at pico, in equal time?",
         "softcap",
