@@ -10,7 +10,7 @@ import argparse
 from bench.lap import print_header, print_laps
 
 # recipe, steps of the lap, bits/byte
-MARKS = (("sprint", 360, 1.488), ("sprint", 640, 1.422), ("sprint", 1300, 1.340), ("softcap", 640, 1.422))
+MARKS = (("sprint", 250, 1.488), ("sprint", 450, 1.422), ("sprint", 1000, 1.340), ("softcap", 640, 1.422))
 
 
 def main() -> None:
