@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -83,7 +84,9 @@ def main() -> None:
     for part in arguments.parts or PARTS:
         question = (importlib.import_module(f"bench.{part}").__doc__ or "").splitlines()[0]
         print(f"\n{part}: {question}\n{described()}\n", flush=True)
+        started = time.monotonic()
         output = run_part(part)
+        print(f"\n{part} took {time.monotonic() - started:.0f} s", flush=True)
         if arguments.write:
             write_section(part, question, output)
 

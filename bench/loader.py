@@ -20,7 +20,7 @@ from hotlap.data.stream import TokenStream, open_split
 VOCABULARY = 50257
 SHARDS = 4
 SHARD_TOKENS = 10_000_001
-SECONDS_PER_CASE = 2.0
+SECONDS_PER_CASE = 1.0
 
 
 def tokens_per_second(step: Callable[[], object], tokens: int) -> float:

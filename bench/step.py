@@ -1,10 +1,11 @@
 """How much of the machine's matrix-product peak does a training step reach, and what does the optimizer cost?
 
-    python -m bench.step [--threads 2] [--repeats 3] [--sizes 6x128 8x256 12x768]
+    python -m bench.step [--threads 2] [--sizes 6x128 8x256 12x768]
 
 Forward and backward of the `softcap` model, counting 6 FLOP per weight of a matrix product and token plus
 attention over the visible block pairs, as a fraction of the float32 product peak, measured before and after
-every step. Medians. The steps of a short lap are not compiled, the blocks of the larger sizes are.
+every step. Medians of three steps or more, as many as fit into a while, since a neighbour's busy moment lasts
+longer than a short step. The steps of a short lap are not compiled, the blocks of the larger sizes are.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from hotlap.train.masking import Masking
 from hotlap.train.metrics import matmul_flops_per_token
 
 CPU = torch.device("cpu")
+FEWEST_STEPS = 3
+SECONDS_A_ROW = 9
 # size: (heads, tokens, vocabulary, window in blocks)
 SIZES = {
     "6x128": (2, 8192, 4096, 4),
@@ -92,14 +95,15 @@ class Step(NamedTuple):
     of_peak: float  # float32 product peak
 
 
-def measure_step(config: Config, model: GPT | GPT2, repeats: int) -> Step:
+def measure_step(config: Config, model: GPT | GPT2) -> Step:
     """Medians, after a first step that is not counted."""
     masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
     count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
     tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
     targets = torch.randint(1, vocabulary, (count,))
     flops, seconds, fractions = step_flops(config), [], []
-    for _ in range(repeats + 1):
+    started = time.perf_counter()
+    while len(seconds) <= FEWEST_STEPS or time.perf_counter() - started < SECONDS_A_ROW:
         model.zero_grad(set_to_none=True)
         peak_before = sgemm_peak_flops()
         start = time.perf_counter()
@@ -126,7 +130,6 @@ def optimizer_seconds(config: Config, model: GPT | GPT2, repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", default=[*LAPS, *SIZES], choices=[*LAPS, *SIZES])
     arguments = parser.parse_args()
     tune_malloc()
@@ -139,13 +142,15 @@ def main() -> None:
             torch.compiler.reset()
             model = make_model(config, dtype)
             apply_compile(model, mode, coordinate_descent=False)
-            step = measure_step(config, model, arguments.repeats)
-            share = optimizer_seconds(config, model, repeats=5 if size in LAPS else 1)
-            share /= share + step.seconds
+            step = measure_step(config, model)
+            share = ""
+            if size in LAPS:
+                optimizer = optimizer_seconds(config, model, repeats=5)
+                share = f"{optimizer / (optimizer + step.seconds):.1%}"
             tokens = config.batch.sequence_tokens
             print(
                 f"| {size} | {tokens} | {str(dtype)[6:]} | {mode} | {step.seconds * 1e3:.0f} |"
-                f" {tokens / step.seconds:,.0f} | {step.of_peak:.2f} | {share:.1%} |",
+                f" {tokens / step.seconds:,.0f} | {step.of_peak:.2f} | {share} |",
                 flush=True,
             )
 
