@@ -2,8 +2,8 @@
 
     python -m bench.start [--repeats 3]
 
-The data is prepared before the clock starts; the compiled row, which laps do not use, is measured once. Time is that of another process that waits for the first line of
-training metrics.
+The data is prepared before the clock starts. Time is that of another process that waits for the first line of
+training metrics. The compiled row, which laps do not use, is measured once.
 """
 
 import argparse
