@@ -158,7 +158,7 @@ def test_a_fixed_seed_gives_the_pinned_loss(recipe):
     config = resolve(recipe, "pico")
     in_float64 = train(config, make_model(config, dtype=torch.float64), steps=4)[3]
     assert in_float64 == pytest.approx(PINNED[recipe], abs=1e-6)
-    assert train(config, make_model(config), steps=4)[3] == pytest.approx(in_float64, abs=2e-3)
+    assert train(config, make_model(config), steps=4)[3] == pytest.approx(in_float64, abs=5e-3)
 
 
 @pytest.mark.parametrize("recipe", ["window-warmup", "softcap"])
