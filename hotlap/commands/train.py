@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.procs is not None:
         return train_in_processes(args, config, console)
-    return train_here(config, root, name, checkpoint, args.log, console)
+    code = train_here(config, root, name, checkpoint, args.log, console)
+    leave_if_rank(code)
+    return code
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
@@ -213,6 +217,16 @@ def without_procs(words: list[str]) -> list[str]:
         at = kept.index("--procs")
         del kept[at : at + 2]
     return ["train", *kept]
+
+
+def leave_if_rank(code: int) -> None:
+    """End a process of several at once. All is written; Python's own end may meet threads of torch that still
+    hear from other ranks, and abort a run that has succeeded.
+    """
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def train_here(
