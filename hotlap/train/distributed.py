@@ -88,7 +88,7 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
         dist.destroy_process_group()
 
 
-def main_rank_s(value: T) -> T:
+def from_main_rank(value: T) -> T:
     """The main rank's value, on every rank: for what is measured, and so differs, but must be the same."""
     if not dist.is_initialized():
         return value

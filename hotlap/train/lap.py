@@ -28,7 +28,7 @@ from hotlap.model.roles import parameter_roles
 from hotlap.optim.groups import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.clock import Clock
 from hotlap.train.compilation import CompileChoice, apply_compile, choose_mode, warm_up
-from hotlap.train.distributed import Distributed, main_rank_s
+from hotlap.train.distributed import Distributed, from_main_rank
 from hotlap.train.masking import Masking
 from hotlap.train.metrics import peak_gflops
 
@@ -76,7 +76,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     # Orthogonalised in the run's own precision: bfloat16 halves the time where the hardware has it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
     peak = peak_gflops(device, dtype)
-    compiled = main_rank_s(choose_mode(config, device, peak))
+    compiled = from_main_rank(choose_mode(config, device, peak))
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
