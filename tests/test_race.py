@@ -100,6 +100,23 @@ def test_a_budget_leaves_out_whole_rounds(race):
     assert race(PLAN, budget_s=3600)[0] == NAMES[2:]
 
 
+def test_the_first_round_is_run_whatever_the_budget(race):
+    race(PLAN, budget_s=0)
+    (race.directory.path / NAMES[1] / "summary.json").unlink()
+    assert race(PLAN, budget_s=0)[0] == NAMES[1:2]
+
+
+def test_a_race_that_is_refused_leaves_the_plan_of_the_one_that_is_on(race, tmp_path):
+    race(PLAN)
+    same_but_for_seeds = ["softcap", "adamw", "--size", "pico", "--steps", str(STEPS), "--warmup-steps", "0"]
+    with race.directory.lock(silent):
+        line = complaint(
+            hotlap("race", *same_but_for_seeds, "--seeds", "4", "--name", "race", "--runs", str(tmp_path))
+        )
+    assert "no other race" in line
+    assert race.directory.read_plan() == PLAN
+
+
 def test_only_whole_rounds_count(race):
     race(PLAN)
     (race.directory.path / "adamw-seed2" / "summary.json").unlink()

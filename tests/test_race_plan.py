@@ -135,6 +135,7 @@ def test_a_damaged_plan_is_refused(tmp_path, content):
 
 
 def test_a_directory_that_is_no_race_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("of something else")
     with pytest.raises(RaceError, match=r"without race\.json"):
         RaceDirectory(tmp_path).check(make_plan(["softcap"], "pico", 2, {}))
     with pytest.raises(RaceError, match="no such directory"):

@@ -104,12 +104,13 @@ def carry_out(plan: Plan, directory: RaceDirectory, budget: str | None, notes: S
         check_ranks(plan.config(start), plan.procs or 1)
     budget_s = None if budget is None else parse_seconds(budget)
     directory.check(plan)
-    directory.write_plan(plan)
-    for line in (*opening_lines(plan, directory), *notes):
-        to_stderr(line)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with directory.lock(to_stderr) as lock:
+            directory.check(plan)
+            directory.write_plan(plan)
+            for line in (*opening_lines(plan, directory), *notes):
+                to_stderr(line)
             done = sum(directory.is_over(start) for round_ in plan.rounds() for start in round_)
             with RaceProgress(plan, done) as progress:
                 left_out = Runner(plan, directory, lock, progress).run(budget_s)

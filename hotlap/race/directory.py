@@ -20,7 +20,7 @@ from hotlap.progress import Say
 from hotlap.race.plan import Plan, Start, from_json, to_json
 from hotlap.settings import diff, shown
 from hotlap.train.durable import make_directory, write_whole, writing
-from hotlap.train.run_directory import RunDirectory
+from hotlap.train.run_directory import LOCK_NAME, RunDirectory
 
 PLAN_NAME = "race.json"
 OVER = ("finished", "target", "diverged")  # how a run ends that is not repeated
@@ -64,14 +64,14 @@ class RaceDirectory:
 
     def check(self, plan: Plan) -> None:
         """Refuse another plan than the one here, field by field. Only the number of seeds may grow."""
-        if self.path.exists() and not self.plan_path.exists():
+        if self._is_new():
+            return
+        if not self.plan_path.exists():
             raise RaceError(
                 expected=f"a new name, or a race at {self.path}",
                 found=f"a directory without {PLAN_NAME}",
                 do="choose another --name",
             )
-        if not self.plan_path.exists():
-            return
         earlier = self.read_plan()
         before, after = _flat(to_json(earlier)), _flat(to_json(plan))
         changed = [
@@ -86,6 +86,11 @@ class RaceDirectory:
                 do="choose another --name, or go on with `hotlap race --resume`",
             )
         self._check_runs(plan)
+
+    def _is_new(self) -> bool:
+        if self.path.is_dir():
+            return {path.name for path in self.path.iterdir()} <= {LOCK_NAME}
+        return not self.path.exists()
 
     def write_plan(self, plan: Plan) -> None:
         with writing(self.plan_path):
@@ -108,8 +113,9 @@ class RaceDirectory:
     @contextmanager
     def lock(self, say: Say) -> Iterator[FileIO]:
         """Keep other races out. Processes of runs inherit the handle, and with it the lock."""
-        with writing(self.path / "lock"):
-            handle = (self.path / "lock").open("a+b", buffering=0)
+        with writing(self.path / LOCK_NAME):
+            make_directory(self.path)
+            handle = (self.path / LOCK_NAME).open("a+b", buffering=0)
         with handle:
             self._wait_for_lock(handle, say)
             handle.truncate(0)

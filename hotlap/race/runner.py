@@ -43,15 +43,13 @@ class Runner:
                 self._waiting.append(start)
 
     def run(self, budget_s: float | None = None) -> list[Start]:
-        """Run what is not over yet; returns what the budget left out, which is whole rounds.
-
-        Without any run to go by, the first round is run whatever the budget.
-        """
+        """Run what is not over yet; returns what the budget left out, which is whole rounds but the first."""
         began = time.monotonic()
-        for round_ in self.plan.rounds():
+        for number, round_ in enumerate(self.plan.rounds()):
             starts = [start for start in round_ if start in self._waiting]
             needed_s = self.pace.of(starts)
-            if budget_s is not None and needed_s and time.monotonic() - began + needed_s > budget_s:
+            late = budget_s is not None and needed_s and time.monotonic() - began + needed_s > budget_s
+            if number > 0 and late:
                 break
             for start in starts:
                 self._run(start)
@@ -124,7 +122,7 @@ class Runner:
         for field, unit in (("val_bpb", "bits/byte"), ("val_loss", "nats")):
             if summary.get(field) is not None:
                 return f"{summary['status']}, {summary[field]:.4f} {unit}"
-        return str(summary["status"])
+        return f"{summary['status']}, without a finite validation loss"
 
     def _seconds_of(self, start: Start) -> float:
         summary = self.directory.run(start).read_summary()

@@ -20,6 +20,7 @@ from hotlap.report.runs import Run
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
 from hotlap.settings import diff, flatten, shown, updated
+from hotlap.strict_json import finite
 
 LOSS = Metric("loss", "final loss", "nats", 4)
 BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)
@@ -278,16 +279,3 @@ def _waits_json(waits: Waits) -> dict[str, Any]:
         "mean": asdict(stats.summarize(waits.until)) if waits.all_reached else None,
         "median": {"median": median, "low": low, "high": high},
     }
-
-
-def finite(data: Any) -> Any:
-    """A copy for strict JSON: nan and infinities become null, tuples and arrays lists."""
-    if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    if isinstance(data, np.ndarray):
-        return finite(data.tolist())
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    return data
