@@ -201,6 +201,11 @@ def test_runs_for_a_hazard_ratio_by_schoenfeld():
     assert seeds_needed_for_waits(2.0, 1.0) == 33
     assert seeds_needed_for_waits(0.5, 0.5) == 66
     assert seeds_needed_for_waits(1.0, 1.0) is None
+    assert seeds_needed_for_waits(math.nan, 1.0) is None
+    # Three against three have 20 orders, so that the rarest two have a tenth of the chance.
+    assert seeds_needed_for_waits(math.inf, 0.5) == seeds_needed_for_waits(0.0, 0.5) == 4
+    assert seeds_needed_for_waits(1e9, 1.0) == 4
+    assert seeds_needed_for_waits(math.inf, 0.5, alpha=0.05 / 7) == 6
 
 
 def test_a_verdict_says_what_was_measured():

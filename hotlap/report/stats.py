@@ -255,10 +255,14 @@ def _cumulative_hazard(until: Floats, reached: npt.NDArray[np.bool_]) -> Floats:
 
 
 def seeds_needed_for_waits(hazard_ratio: float, reached_share: float, alpha: float = ALPHA) -> int | None:
-    """Schoenfeld's count of arrivals, as runs a recipe; None: more than MOST_SEEDS."""
-    if not 0 < hazard_ratio < math.inf or hazard_ratio == 1 or reached_share <= 0:
+    """Schoenfeld's count of arrivals, as runs a recipe; None: more than MOST_SEEDS, or nothing to go by."""
+    if math.isnan(hazard_ratio) or hazard_ratio == 1 or reached_share <= 0:
         return None
+    # Runs a recipe whose most uneven order is rare enough for the exact test.
+    fewest = next(count for count in itertools.count(2) if 2 / math.comb(2 * count, count) < alpha)
+    if hazard_ratio in (0, math.inf):
+        return fewest
     quantiles = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
     arrivals = 4 * (quantiles / math.log(hazard_ratio)) ** 2
-    runs = math.ceil(arrivals / (2 * reached_share))
+    runs = max(fewest, math.ceil(arrivals / (2 * reached_share)))
     return runs if runs <= MOST_SEEDS else None
