@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """The command's own arguments, and the settings among them; a setting without a value means true."""
+        """The command's own arguments, and the settings among them, "" for one without a value."""
         own: list[str] = []
         settings: dict[str, str] = {}
         rest = list(arguments)
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
                 own.append(word)
                 continue
             if not equals:
-                value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+                value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
             name = name.removeprefix("--")
             if name in settings:
                 raise ConfigError(expected="each setting once", found=f"`{name}` twice", do="remove one")

@@ -216,7 +216,9 @@ def _replace(config: C, changes: Mapping[str, Any]) -> C:
 
 def _wrong(value: Any, annotation: Any, name: str) -> ConfigError:
     return ConfigError(
-        expected=f"`{name}` as {describe_type(annotation)}", found=repr(value), do="change the value"
+        expected=f"`{name}` as {describe_type(annotation)}",
+        found="no value" if value == "" else repr(value),
+        do="give one" if value == "" else "change the value",
     )
 
 
@@ -229,7 +231,7 @@ def _from_text(text: str, annotation: Any, name: str) -> Any:
         return _from_text(text, inner, name)
     try:
         if annotation is bool:
-            return {"true": True, "false": False}[text.lower()]
+            return {"": True, "true": True, "false": False}[text.lower()]
         if annotation is int:
             return int(text.replace("_", ""))
         if annotation is float:
@@ -243,6 +245,8 @@ def _from_text(text: str, annotation: Any, name: str) -> Any:
             }
     except (KeyError, ValueError):
         raise _wrong(text, annotation, name) from None
+    if not text:
+        raise _wrong(text, annotation, name)
     return _checked(text, annotation, name)
 
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from hotlap import __version__
+from hotlap import __version__, kernels
 from hotlap.recipes import RECIPES
 from tests.command import complaint, hotlap
 
@@ -36,6 +36,8 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--batch.sequence-tokens", "1000"], "multiple"),
         (["train", "softcap", "--optim.muon.lr", "-0.1"], "-0.1"),
         (["train", "softcap", "--steps", "5", "--steps", "6"], "twice"),
+        (["train", "softcap", "--steps", "--size", "nano"], "found no value"),
+        (["train", "softcap", "--source="], "found no value"),
         (["train", "softcap", "--steps", "5", "--schedule.steps", "6"], "`schedule.steps` twice"),
         (["train", "softcap", "--recipe", "adamw"], "without --recipe"),
         (["train", "adamw", "--lr", "0.001", "--dry-run"], "where AdamW takes the matrices"),
@@ -71,6 +73,11 @@ def test_recipes_diff_as_json():
     assert {"name": "model.softcap", "before": 30.0, "after": 15.0} in changes
 
 
+def test_a_switch_needs_no_value():
+    shown = hotlap("train", "softcap", "--dry-run", "--coordinate-descent", "--size", "nano").stdout
+    assert "runtime.coordinate_descent = true" in shown
+
+
 def test_dry_run_shows_the_resolved_configuration_wherever_the_settings_stand():
     after = hotlap("train", "softcap", "--size", "pico", "--optim.muon.lr", "0.03", "--dry-run", "--json")
     before = hotlap("train", "--optim.muon.lr=0.03", "--dry-run", "--json", "--size", "pico", "softcap")
@@ -83,6 +90,6 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     facts = json.loads(hotlap("doctor", "--json").stdout)
     assert facts["cpu_sgemm_gflops"] > 0
     if facts["device"] == "cpu":
-        assert facts["attention_backend"] == "blocked"
+        assert facts["attention_backend"] == ("native" if kernels.library() else "blocked")
         assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
     assert f"runs will use {facts['precision']}" in hotlap("doctor").stdout

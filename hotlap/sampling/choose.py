@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotlap.errors import CheckpointError
 from hotlap.sampling.options import SampleOptions
 
 
@@ -32,6 +33,12 @@ def choose(logits_SV: Tensor, options: SampleOptions, uniform_S: Tensor) -> Tens
     Tokens are laid out from the likeliest down, equals in order of their ids.
     """
     logits = logits_SV.cpu().double()
+    if logits.isnan().any():
+        raise CheckpointError(
+            expected="a model with finite logits",
+            found="NaN, as after a run that diverged",
+            do="sample from an earlier checkpoint",
+        )
     if options.temperature == 0:
         return logits.argmax(dim=-1)
     scaled, tokens_SV = logits.sort(dim=-1, descending=True, stable=True)
