@@ -132,7 +132,7 @@ def test_any_other_bad_line_is_damage_with_its_number(run, bad):
         run.metrics()
     before = run.metrics_path.read_bytes()
     with pytest.raises(CheckpointError):
-        run.rewind(1)
+        run.rewind(1, 1)
     assert run.metrics_path.read_bytes() == before
 
 
@@ -142,7 +142,9 @@ def test_rewinding_drops_what_came_after_a_step_and_half_lines(run):
         run.append_log(f"step:{step}/10 val_loss:4.3719")
         if step == 1:
             run.append_log("a note\rwith a carriage return")
+    run.append_metrics({"kind": "validation", "step": 2})
     run.append_metrics({"kind": "validation", "step": 3})
+    run.append_metrics({"kind": "sample", "step": 3, "text": "of a validation that is to come again"})
     run.sync()
     run.write_summary({"status": "interrupted"})
     run.close()
@@ -154,17 +156,16 @@ def test_rewinding_drops_what_came_after_a_step_and_half_lines(run):
     resumed.lock()
     with pytest.raises(AssertionError, match="rewind before going on"):
         resumed.append_metrics({"step": 4})
-    resumed.rewind(3)
+    resumed.rewind(3, 2)
     resumed.append_metrics({"kind": "resume", "step": 3})
     resumed.append_log("step:4/10 again")
     resumed.close()
     found = [(line["kind"], line["step"]) for line in resumed.metrics().lines]
-    assert found == [("train", 1), ("train", 2), ("train", 3), ("validation", 3), ("resume", 3)]
+    assert found == [("train", 1), ("train", 2), ("train", 3), ("validation", 2), ("resume", 3)]
     assert resumed.log_path.read_bytes().split(b"\n") == [
         b"step:1/10 val_loss:4.3719",
         b"a note\rwith a carriage return",
         b"step:2/10 val_loss:4.3719",
-        b"step:3/10 val_loss:4.3719",
         b"step:4/10 again",
         b"",
     ]
@@ -172,7 +173,7 @@ def test_rewinding_drops_what_came_after_a_step_and_half_lines(run):
 
 
 def test_rewinding_a_run_that_wrote_nothing_yet(run):
-    run.rewind(0)
+    run.rewind(0, -1)
     assert run.metrics() == ([], False)
     assert not run.log_path.exists()
 
@@ -182,7 +183,7 @@ def test_only_the_owner_of_the_lock_writes(run):
     with pytest.raises(AssertionError, match="lock the run"):
         reader.append_metrics({"step": 1})
     with pytest.raises(AssertionError, match="lock the run"):
-        reader.rewind(0)
+        reader.rewind(0, 0)
 
 
 TRY_TO_LOCK = """

@@ -1,4 +1,6 @@
+import io
 import json
+import math
 import os
 import re
 import shutil
@@ -7,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from hotlap.attention import choose_backend
 from hotlap.cli import dispatch
 from hotlap.errors import CheckpointError, ConfigError, DataError, HotlapError, TrainingError
 from hotlap.recipes import RECIPES
+from hotlap.sampling.generate import sample_text
 from hotlap.settings import updated
 from hotlap.train import checkpoint as store
 from hotlap.train.clock import Clock
@@ -18,10 +23,10 @@ from hotlap.train.distributed import process_group
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
-from hotlap.train.run import check_ranks
+from hotlap.train.run import RunOptions, check_ranks, run
 from hotlap.train.run_directory import RunDirectory
 from hotlap.train.snapshot import restore
-from tests.training import final_weights, losses, pico, train
+from tests.training import assert_one_curve, final_weights, losses, pico, train
 
 
 def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
@@ -50,7 +55,7 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     assert lines[-1]["val_loss"] < lines[0]["val_loss"]
     assert lines[-1]["val_bpb"] > 0
     environment = directory.read_environment()
-    assert environment["attention_backend"] == "blocked"
+    assert environment["attention_backend"] == choose_backend("auto", "cpu").name
     assert environment["data"]["train_tokens"] > 0
     assert len(environment["routing"]) == len(list(result.lap.model.parameters()))
 
@@ -66,7 +71,7 @@ def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
     train(pico(tiny_data, 1), tmp_path, "run")
     header = (tmp_path / "run" / "log.txt").read_text()
     for part in (
-        "blocked backend",
+        f"{choose_backend('auto', 'cpu').name} backend; ",
         "float32 activations",
         "compile off",
         "dropped an epoch",
@@ -139,6 +144,37 @@ def test_going_on_from_a_validated_checkpoint_does_not_validate_it_again(tiny_da
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [0, 2, 4]
 
 
+def test_a_stop_in_the_last_step_costs_neither_its_validation_nor_its_sample(tiny_data, tmp_path):
+    config = pico(tiny_data, 8, evaluation__every_steps=3)
+    train(config, tmp_path, "whole")
+    stopped = train_until(config, tmp_path, "run", 8)
+    assert (stopped.status, stopped.summary["steps"]) == ("interrupted", 8)
+    for _ in range(2):
+        assert train(config, tmp_path, "run", resume=True).status == "finished"
+    whole, run = (RunDirectory(tmp_path / name).metrics().lines for name in ("whole", "run"))
+    for kind in ("validation", "sample"):
+        assert [line["step"] for line in run if line["kind"] == kind] == [
+            line["step"] for line in whole if line["kind"] == kind
+        ]
+    assert whole[-1]["kind"] == "sample"
+    last = store.load(store.latest(tmp_path / "run" / "checkpoints"))
+    assert (last.step, last.state["progress"]["evaluated_step"]) == (8, 8)
+
+
+def test_a_run_that_went_on_while_it_was_being_resumed_keeps_its_work(tiny_data, tmp_path):
+    config = pico(tiny_data, 4, checkpoint__every_steps=2)
+    train(config, tmp_path, "run")
+    directory = RunDirectory(tmp_path / "run")
+    read = store.load(directory.checkpoints / "step-000002")
+    before = directory.metrics_path.read_bytes()
+    options = RunOptions(tmp_path, "run", read, newest_step=2)
+    with pytest.raises(CheckpointError, match=r"found step 4.*resume again"):
+        run(config, options, Console(file=io.StringIO()))
+    assert directory.metrics_path.read_bytes() == before
+    assert directory.read_summary()["status"] == "finished"
+    assert [*store.stored(directory.checkpoints)] == [2, 4]
+
+
 def test_a_run_that_ended_at_its_target_ends_again_when_resumed(tiny_data, tmp_path):
     config = pico(tiny_data, 50, evaluation__every_steps=2, evaluation__target_loss=5.9)
     first = train(config, tmp_path, "run")
@@ -151,7 +187,7 @@ def test_a_run_that_ended_at_its_target_ends_again_when_resumed(tiny_data, tmp_p
 def test_micro_batches_do_not_change_a_step(tiny_data, tmp_path, micro_sequences):
     train(pico(tiny_data, 6), tmp_path, "one")
     train(pico(tiny_data, 6, batch__micro_sequences=micro_sequences), tmp_path, "more")
-    assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    assert_one_curve(losses(tmp_path / "more"), losses(tmp_path / "one"))
 
 
 def test_seeds_give_different_runs_and_the_same_seed_the_same(tiny_data, tmp_path):
@@ -199,6 +235,28 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_is_counted(tiny_data, tmp_
     assert losses(tmp_path / "run")[1] is None
     assert torch.equal(weights[1], weights[2])
     assert not torch.equal(weights[2], weights[3])
+
+
+def test_a_model_that_is_lost_ends_without_a_sample_and_keeps_its_last_good_checkpoint(
+    tiny_data, tmp_path, monkeypatch
+):
+    original = Trainer._accumulate_gradients
+
+    def lost_at_the_third_step(self):
+        if self.progress.step == 2:
+            self.lap.model.head.weight.data.fill_(math.nan)
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "_accumulate_gradients", lost_at_the_third_step)
+    config = pico(tiny_data, 8, runtime__on_nan="skip", checkpoint__every_steps=1, evaluation__every_steps=2)
+    result = train(config, tmp_path, "run")
+    assert (result.status, result.summary["nan_steps"]) == ("finished", 6)
+    assert math.isnan(result.summary["val_loss"])
+    directory = RunDirectory(tmp_path / "run")
+    assert [line["step"] for line in directory.metrics().lines if line["kind"] == "sample"] == [2]
+    assert 2 in store.stored(directory.checkpoints)
+    with pytest.raises(CheckpointError, match="finite logits"):
+        sample_text(result.lap.model, config, result.lap.data.tokenizer, 8)
 
 
 def test_clipping_is_measured(tiny_data, tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from hotlap.config import Config
@@ -52,6 +53,14 @@ def losses(run_directory: Path) -> list[float]:
     lines = [line for line in RunDirectory(run_directory).metrics().lines if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     return [line["loss"] for line in lines]
+
+
+def assert_one_curve(found: list[float], expected: list[float]) -> None:
+    """The same sums in another order. Their rounding grows through the first updates, to 2e-4 at worst in
+    four seeds and three splits, with the kernels in C and without.
+    """
+    assert found[:2] == pytest.approx(expected[:2], abs=1e-5)
+    assert found == pytest.approx(expected, abs=5e-4)
 
 
 def final_weights(run_directory: Path) -> dict[str, Any]:

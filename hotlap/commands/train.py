@@ -7,35 +7,30 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import Parser
+from hotlap.commands.resumed import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
 from hotlap.config import Config
-from hotlap.errors import INTERRUPTED, USER_MISTAKE, CheckpointError, ConfigError, HotlapError
+from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
-    diff,
     flatten,
-    from_json,
     parse,
     settings_of,
     shown,
     to_json,
-    updated,
 )
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
-    from hotlap.train.checkpoint import Checkpoint
     from hotlap.train.run import Result
     from hotlap.train.run_directory import RunDirectory
-
-NEWEST_RUN = "the newest run"
 
 
 def configure(parser: Parser) -> None:
@@ -67,19 +62,23 @@ def run(args: argparse.Namespace) -> int:
     changes = parse(Config, args.settings)
     check_options(args, changes)
     if args.resume is not None:
-        checkpoint, directory = find_checkpoint(args, console)
-        config = resumed_config(args, changes, checkpoint)
-        root, name = directory.parent, directory.name
+        point = find_resume_point(args, console)
+        config = resumed_config(args, changes, point.checkpoint)
+        root, name = point.directory.parent, point.directory.name
     else:
-        checkpoint, config = None, new_config(args, changes)
+        point, config = None, new_config(args, changes)
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
         return 0
+    if point is not None and point.is_over(config):
+        console.print(over_line(point), markup=False, soft_wrap=True)
+        return 0
     if args.procs is not None:
-        return train_in_processes(args, config, console)
-    code = train_here(config, root, name, checkpoint, args.log, console)
-    leave_if_rank(code)
+        leave_at_once(train_in_processes(args, config, console))
+    code = train_here(config, root, name, point, args.log, console)
+    if "RANK" in os.environ:
+        leave_at_once(code)
     return code
 
 
@@ -137,55 +136,6 @@ def default_size(device: str) -> str:
     return "small" if select_device(device).type == "cuda" else "nano"
 
 
-def find_checkpoint(args: argparse.Namespace, console: Console) -> tuple[Checkpoint, Path]:
-    """The checkpoint to go on from, and its run's directory."""
-    from hotlap.train import checkpoint as store
-    from hotlap.train.run_directory import RunDirectory
-
-    if args.resume != NEWEST_RUN:
-        path = Path(args.resume)
-    elif args.name is not None:
-        path = args.runs / args.name
-    else:
-        runs = [p.parent for p in args.runs.glob("*/config.json")] if args.runs.is_dir() else []
-        if not runs:
-            raise CheckpointError(
-                expected=f"a run in {args.runs}", found="none", do="start one with `hotlap train RECIPE`"
-            )
-        path = max(runs, key=lambda run: run.stat().st_mtime)
-    if path.parent.name == "checkpoints":
-        return store.load(path), path.parent.parent
-    directory = RunDirectory.open(path)
-    checkpoint, passed_over = store.load_latest(directory.checkpoints, fallback=args.fallback)
-    for damage in passed_over:
-        console.print(f"passed over: {damage}", markup=False, soft_wrap=True)
-    return checkpoint, path
-
-
-def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint: Checkpoint) -> Config:
-    """The checkpoint's configuration with the settings given; a difference has to be allowed."""
-    saved = from_json(Config, checkpoint.state["config"])
-    if args.recipe is None:
-        config = updated(saved, changes)
-    else:
-        config = resolve(args.recipe, args.size or saved.size, changes)
-    if config.schedule.steps < checkpoint.step:
-        raise ConfigError(
-            expected=f"at least the {checkpoint.step} steps that the checkpoint has done",
-            found=f"schedule.steps = {config.schedule.steps}",
-            do="train for more steps, or resume from an earlier checkpoint",
-        )
-    differences = diff(saved, config)
-    if differences and not args.allow_change:
-        listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)
-        raise ConfigError(
-            expected="the configuration that the run was started with",
-            found=f"changed {listed}",
-            do="leave them out, or add --allow-change",
-        )
-    return config
-
-
 def print_config(console: Console, config: Config, *, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps(to_json(config)))
@@ -219,21 +169,20 @@ def without_procs(words: list[str]) -> list[str]:
     return ["train", *kept]
 
 
-def leave_if_rank(code: int) -> None:
-    """End a process of several at once. All is written; Python's own end may meet threads of torch that still
-    hear from other ranks, and abort a run that has succeeded.
+def leave_at_once(code: int) -> NoReturn:
+    """End one of several processes, or their launcher. All is written; Python's own end may meet threads of
+    torch that still hear from other processes, and abort or wait for ever after a run that has succeeded.
     """
-    if "RANK" in os.environ:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def train_here(
     config: Config,
     root: Path,
     name: str | None,
-    checkpoint: Checkpoint | None,
+    point: ResumePoint | None,
     sinks: list[str],
     console: Console,
 ) -> int:
@@ -241,8 +190,11 @@ def train_here(
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
 
+    options = RunOptions(root, name, sinks=sinks)
+    if point is not None:
+        options = RunOptions(root, name, point.checkpoint, point.newest_step, sinks)
     try:
-        result = run_training(config, RunOptions(root, name, checkpoint, sinks), console)
+        result = run_training(config, options, console)
     except HotlapError as mistake:
         if tell_launcher(mistake):
             return USER_MISTAKE

@@ -23,6 +23,7 @@ from hotlap.optim.groups import apply_schedule
 from hotlap.optim.schedules import lr_multiplier, momentum
 from hotlap.sampling.generate import sample_text
 from hotlap.train.clock import Clock
+from hotlap.train.distributed import from_main_rank
 from hotlap.train.evaluate import Evaluation, evaluate
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import Lap
@@ -52,7 +53,8 @@ class Trainer:
         # A checkpoint is saved after its validation, which is not repeated when the run goes on from it.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
         self._target_reached = validated is not None and reaches_target(validated, lap)
-        self._quarters_sampled = 4 * progress.step // lap.config.schedule.steps
+        self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
+        self._updated = True  # by the last step, rather than skipped
 
     def run(self) -> str:
         """Train to the end, the target or a stop request; says which: finished, target or interrupted."""
@@ -65,7 +67,8 @@ class Trainer:
             if self._target_reached or self.progress.step == steps:
                 self._save()
                 return "target" if self._target_reached else "finished"
-            if self.snapshots.due(self.progress.step):
+            # A skipped step's checkpoint is of no more use than the one before, which it might push out.
+            if self.snapshots.due(self.progress.step) and self._updated:
                 self._save()
             stop_requested = self._update()
             if stop_requested:
@@ -80,7 +83,8 @@ class Trainer:
         norm = clip_global_norm(self.parameters, config.optim.clip_norm) if config.optim.clip_norm else None
         multiplier = lr_multiplier(progress.step, config.schedule)
         muon_momentum = momentum(progress.step, config.optim.muon)
-        if math.isfinite(loss):
+        self._updated = math.isfinite(loss)
+        if self._updated:
             apply_schedule(lap.optimizers, multiplier, muon_momentum)
             for optimizer in lap.optimizers:
                 optimizer.step()
@@ -142,7 +146,7 @@ class Trainer:
         self.progress.nan_steps += 1
         if self.lap.config.runtime.on_nan == "skip":
             return
-        newest = self.snapshots.newest()
+        newest = from_main_rank(self.snapshots.newest())
         raise DivergenceError(
             expected="a finite loss",
             found=f"{loss} at step {self.progress.step + 1}",
@@ -177,10 +181,13 @@ class Trainer:
         self._sample()
 
     def _sample(self) -> None:
-        """What the model writes after each quarter of the run, and at its target."""
+        """What the model writes after each quarter of the run, and at its target, unless it has diverged."""
         progress, tokenizer = self.progress, self.lap.data.tokenizer
         quarter = 4 * progress.step // self.lap.config.schedule.steps
         if tokenizer is None or not (quarter > self._quarters_sampled or self._target_reached):
+            return
+        assert progress.evaluation is not None, "sampled right after a validation"
+        if not math.isfinite(progress.evaluation.loss):
             return
         self._quarters_sampled = quarter
         if self.lap.distributed.is_main:

@@ -6,7 +6,8 @@ The same on every rank; only the main rank prints and writes.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from hotlap.config import Config
 from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
-from hotlap.errors import ConfigError, DataError, DivergenceError
+from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
 from hotlap.progress import Say, silent
 from hotlap.settings import to_json
@@ -50,6 +51,7 @@ class RunOptions:
     root: Path  # where run directories are
     name: str | None  # of the run; None numbers one
     resume_from: store.Checkpoint | None = None
+    newest_step: int | None = None  # of the run's checkpoints when that was read; None: go back to it anyway
     sinks: list[str] = field(default_factory=list)
 
 
@@ -80,7 +82,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         if distributed.is_main:
             run_directory = stack.enter_context(open_directory(config, progress, options))
         recorder = stack.enter_context(open_recorder(lap, progress, run_directory, options, console))
-        snapshots = Snapshots(run_directory, config.checkpoint, progress.step)
+        snapshots = Snapshots(run_directory, config.checkpoint, progress)
         # Only now: before there is a run to save, Ctrl-C should end the process at once.
         stop = stack.enter_context(StopRequest())
         try:
@@ -158,20 +160,35 @@ def vocabulary(config: Config) -> int | str:
     return "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
 
 
-def open_directory(config: Config, progress: Progress, options: RunOptions) -> RunDirectory:
+@contextmanager
+def open_directory(config: Config, progress: Progress, options: RunOptions) -> Iterator[RunDirectory]:
     """The run's directory, new or taken back to the checkpoint, and locked."""
     if options.resume_from is not None:
         assert options.name is not None, "a run to resume has a name"
         run_directory = RunDirectory.open(options.root / options.name)
-        run_directory.lock()
-        run_directory.rewind(progress.step)
-        store.discard_after(run_directory.checkpoints, progress.step)
     elif options.name is not None:
         run_directory = RunDirectory.create(options.root, options.name)
     else:
         run_directory = RunDirectory.create_numbered(options.root, f"{config.recipe}-{config.size}")
-    run_directory.write_config(config)
-    return run_directory
+    with run_directory:
+        if options.resume_from is not None:
+            run_directory.lock()
+            check_newest(run_directory, options.newest_step)
+            run_directory.rewind(progress.step, progress.evaluated_step)
+            store.discard_after(run_directory.checkpoints, progress.step)
+        run_directory.write_config(config)
+        yield run_directory
+
+
+def check_newest(run_directory: RunDirectory, seen: int | None) -> None:
+    """Until the lock was there, another process may have gone on with the run: its work is not undone."""
+    newest = max(store.stored(run_directory.checkpoints), default=None)
+    if seen is not None and newest != seen:
+        raise CheckpointError(
+            expected=f"step {seen} as the newest checkpoint of {run_directory.path}, as when it was read",
+            found=f"step {newest}, of a process that went on meanwhile",
+            do="resume again",
+        )
 
 
 def open_recorder(

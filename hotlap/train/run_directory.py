@@ -8,7 +8,6 @@ torch: reading a run is cheap.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -21,11 +20,12 @@ from hotlap import settings
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.files import sync
+from hotlap.strict_json import finite
 from hotlap.train.durable import make_directory, write_whole, writing
 
 CONFIG_NAME = "config.json"
 LOCK_NAME = "lock"
-LOG_STEP = re.compile(rb"step:(\d+)/")
+LOG_STEP = re.compile(rb"step:(\d+)/")  # of a validation
 
 
 class Metrics(NamedTuple):
@@ -160,7 +160,7 @@ class RunDirectory:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one object, at once visible to readers; a number that is not finite is written as null."""
-        self._append(self.metrics_path, json.dumps(_finite(line), allow_nan=False))
+        self._append(self.metrics_path, json.dumps(finite(line), allow_nan=False))
 
     def append_log(self, line: str) -> None:
         self._append(self.log_path, line)
@@ -184,16 +184,20 @@ class RunDirectory:
         whole, half_line = _whole_lines(self.metrics_path)
         return Metrics([_object(self.metrics_path, n, line) for n, line in enumerate(whole, 1)], half_line)
 
-    def rewind(self, step: int) -> None:
-        """Go back to `step`: drop half lines, lines of later steps, and the summary of an earlier end."""
+    def rewind(self, step: int, validated_step: int) -> None:
+        """Go back to `step`, of which the last validation was at `validated_step`.
+
+        Half lines go, lines of later steps or validations, and the summary of an earlier end.
+        """
         assert self._lock, "lock the run before rewinding it"
         assert not self._appending, "rewind before anything is appended"
         with writing(self.summary_path):
             self.summary_path.unlink(missing_ok=True)
-        steps = [entry["step"] for entry in self.metrics().lines]
-        _keep_lines(self.metrics_path, [number <= step for number in steps])
+        last = {"validation": validated_step, "sample": validated_step}
+        wanted = [entry["step"] <= last.get(entry.get("kind", ""), step) for entry in self.metrics().lines]
+        _keep_lines(self.metrics_path, wanted)
         matches = [LOG_STEP.match(line) for line in _whole_lines(self.log_path)[0]]
-        _keep_lines(self.log_path, [match is None or int(match[1]) <= step for match in matches])
+        _keep_lines(self.log_path, [match is None or int(match[1]) <= validated_step for match in matches])
         samples = [line for line in self.metrics().lines if line.get("kind") == "sample"]
         write_whole(self.samples_path, "".join(_sample(**line) for line in samples).encode())
 
@@ -231,19 +235,8 @@ def _append_whole(file: FileIO, content: bytes) -> None:
         raise
 
 
-def _finite(value: Any) -> Any:
-    """`value` with numbers that JSON does not have (NaN, infinities) as None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_whole(path, (json.dumps(_finite(content), indent=1, allow_nan=False) + "\n").encode())
+    write_whole(path, (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -43,10 +43,11 @@ class Progress:
 class Snapshots:
     """Saves a lap when it is due; the main rank writes, all ranks take part."""
 
-    def __init__(self, run: RunDirectory | None, config: CheckpointConfig, start_step: int) -> None:
+    def __init__(self, run: RunDirectory | None, config: CheckpointConfig, start: Progress) -> None:
         self.run = run  # None on ranks that do not write
         self.config = config
-        self._saved_step: int | None = start_step if start_step else None
+        # With its validation: a step that was saved without is saved again with it.
+        self._saved: tuple[int, int] | None = (start.step, start.evaluated_step) if start.step else None
         self._saved_at = time.monotonic()
 
     def due(self, step: int) -> bool:
@@ -59,7 +60,7 @@ class Snapshots:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
 
     def save(self, lap: Lap, progress: Progress) -> None:
-        if progress.step == self._saved_step:
+        if (progress.step, progress.evaluated_step) == self._saved:
             return
         # Every rank takes part: a matrix's momentum is only on the rank that owns it.
         optimizer = gather_state(lap.optimizers)
@@ -76,7 +77,7 @@ class Snapshots:
                 keep=self.config.keep,
                 keep_best=self.config.keep_best,
             )
-        self._saved_step = progress.step
+        self._saved = (progress.step, progress.evaluated_step)
         self._saved_at = time.monotonic()
 
 

@@ -1,0 +1,105 @@
+"""Where `hotlap train --resume` goes on: the run, its checkpoint, and the configuration from there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+
+from hotlap.config import Config
+from hotlap.errors import CheckpointError, ConfigError
+from hotlap.recipes import resolve
+from hotlap.settings import diff, from_json, shown, updated
+
+if TYPE_CHECKING:
+    from hotlap.train.checkpoint import Checkpoint
+
+NEWEST_RUN = "the newest run"
+AT_AN_END = ("finished", "target")
+
+
+class ResumePoint(NamedTuple):
+    directory: Path  # of the run
+    checkpoint: Checkpoint
+    newest_step: int | None  # of the run's checkpoints; None: this one was asked for, whatever came after it
+
+    @property
+    def saved_config(self) -> Config:
+        return from_json(Config, self.checkpoint.state["config"])
+
+    def is_over(self, config: Config) -> bool:
+        """Whether the run has come to its end, and `config` asks for nothing beyond it."""
+        from hotlap.train.run_directory import RunDirectory
+
+        if self.checkpoint.step != self.newest_step or config != self.saved_config:
+            return False
+        summary = RunDirectory(self.directory).read_summary()
+        return summary is not None and summary["status"] in AT_AN_END
+
+
+def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint:
+    from hotlap.train import checkpoint as store
+    from hotlap.train.run_directory import RunDirectory
+
+    if args.resume != NEWEST_RUN:
+        path = Path(args.resume)
+    elif args.name is not None:
+        path = args.runs / args.name
+    else:
+        path = newest_run(args.runs)
+    if path.parent.name == "checkpoints":
+        return ResumePoint(path.parent.parent, store.load(path), None)
+    directory = RunDirectory.open(path)
+    newest_step = max(store.stored(directory.checkpoints), default=None)
+    checkpoint, passed_over = store.load_latest(directory.checkpoints, fallback=args.fallback)
+    for damage in passed_over:
+        console.print(f"passed over: {damage}", markup=False, soft_wrap=True)
+    return ResumePoint(path, checkpoint, newest_step)
+
+
+def newest_run(runs: Path) -> Path:
+    """The run that trained last; reports, which anyone may write again, do not count."""
+    found = [path.parent for path in runs.glob("*/config.json")]
+    if not found:
+        raise CheckpointError(
+            expected=f"a run in {runs}", found="none", do="start one with `hotlap train RECIPE`"
+        )
+    return max(found, key=_trained_at)
+
+
+def _trained_at(run: Path) -> float:
+    grown = (run / "metrics.jsonl", run / "config.json")
+    return max(path.stat().st_mtime for path in grown if path.exists())
+
+
+def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint: Checkpoint) -> Config:
+    """The checkpoint's configuration with the settings given; a difference has to be allowed."""
+    saved = from_json(Config, checkpoint.state["config"])
+    if args.recipe is None:
+        config = updated(saved, changes)
+    else:
+        config = resolve(args.recipe, args.size or saved.size, changes)
+    if config.schedule.steps < checkpoint.step:
+        raise ConfigError(
+            expected=f"at least the {checkpoint.step} steps that the checkpoint has done",
+            found=f"schedule.steps = {config.schedule.steps}",
+            do="train for more steps, or resume from an earlier checkpoint",
+        )
+    differences = diff(saved, config)
+    if differences and not args.allow_change:
+        listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)
+        raise ConfigError(
+            expected="the configuration that the run was started with",
+            found=f"changed {listed}",
+            do="leave them out, or add --allow-change",
+        )
+    return config
+
+
+def over_line(point: ResumePoint) -> str:
+    return (
+        f"{point.directory} is over: step {point.checkpoint.step} of"
+        f" {point.saved_config.schedule.steps}; nothing to do (more: --steps N --allow-change)"
+    )
