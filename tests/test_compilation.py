@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotlap.train.clock import Clock
-from hotlap.train.compilation import warm_up
+from hotlap.train.compilation import CompileChoice, warm_up
 from hotlap.train.distributed import Distributed, process_group
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import build_lap
@@ -34,17 +34,32 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     assert all(parameter.grad is None for parameter in lap.model.parameters())
     warmed_up = calls.copy()
     calls.clear()
-    snapshots = Snapshots(None, config.checkpoint, 0)
+    snapshots = Snapshots(None, config.checkpoint, Progress())
     Trainer(lap, Progress(), clock, Recorder(), snapshots, StopRequest()).run()
     lap.data.loader.close()
     assert warmed_up == calls
 
 
+@pytest.mark.parametrize(("steps", "mode"), [(10, "off"), (10**7, "block")])
+def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode, tiny_data):
+    config = pico(tiny_data, steps, runtime__compile="auto")
+    for peak in (1e-6, 1e6):
+        with (
+            process_group("cpu") as alone,
+            patch("hotlap.train.lap.peak_gflops", lambda *_, peak=peak: peak),
+            patch("hotlap.train.lap.apply_compile"),
+            patch("hotlap.train.lap.warm_up"),
+        ):
+            lap = build_lap(config, tiny_data, alone, Clock())
+        lap.data.loader.close()
+        assert lap.compiled.mode == mode
+
+
 def mode_chosen(rank, world_size, data):
-    """On a machine that the second rank finds much slower than the first."""
+    """Where the ranks would choose differently, as with other numbers of threads."""
     distributed = Distributed(rank, rank, world_size, world_size, torch.device("cpu"), has_group=True)
     with (
-        patch("hotlap.train.lap.peak_gflops", lambda *_: 1e-6 if rank else 1e6),
+        patch("hotlap.train.lap.choose_mode", lambda *_: CompileChoice("block" if rank else "off", "")),
         patch("hotlap.train.lap.apply_compile"),
         patch("hotlap.train.lap.warm_up"),
     ):
@@ -53,7 +68,7 @@ def mode_chosen(rank, world_size, data):
     return lap.compiled
 
 
-def test_ranks_that_measure_different_peaks_compile_alike(tiny_data):
+def test_all_ranks_compile_as_the_first_does(tiny_data):
     first, second = run_ranks(mode_chosen, 2, tiny_data)
     assert first == second
     assert first.mode == "off"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from hotlap.config import Config
-from hotlap.data.wheels import cache_directory
+from hotlap.files import cache_directory
 from hotlap.model import GPT, GPT2
 from hotlap.train.distributed import Distributed
 from hotlap.train.masking import Masking
@@ -17,8 +17,9 @@ from hotlap.train.metrics import matmul_flops_per_token
 # Compiled blocks gain about a fifth on a CPU and cost up to this much time when the cache is cold.
 CPU_COMPILE_SECONDS = 30
 CPU_COMPILE_GAIN = 0.2
-# Share of the peak that an uncompiled run reaches, to estimate how long a run will take.
-ASSUMED_PEAK_FRACTION = 0.4
+# What an uncompiled run does on a CPU, to estimate how long it will take. Not measured here and now: a run
+# that is resumed must be compiled as before, or its numbers differ.
+ASSUMED_GFLOPS_A_THREAD = 30
 
 
 class CompileChoice(NamedTuple):
@@ -26,17 +27,18 @@ class CompileChoice(NamedTuple):
     reason: str
 
 
-def choose_mode(config: Config, device: torch.device, peak_gflops: float | None) -> CompileChoice:
+def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_threads: int) -> CompileChoice:
     """`auto` compiles where the run is long enough to win back the time that it takes."""
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as asked for")
     if device.type == "cuda":
         return CompileChoice("model", "auto: always pays on CUDA")
-    if device.type != "cpu" or peak_gflops is None:
+    if device.type != "cpu":
         return CompileChoice("off", f"auto: not used on {device.type}")
     tokens = config.schedule.steps * config.batch.tokens_per_step
-    seconds = tokens * matmul_flops_per_token(config) / (ASSUMED_PEAK_FRACTION * peak_gflops * 1e9)
+    gflops = ASSUMED_GFLOPS_A_THREAD * all_threads * (2 if dtype == torch.bfloat16 else 1)
+    seconds = tokens * matmul_flops_per_token(config) / (gflops * 1e9)
     if seconds * CPU_COMPILE_GAIN > CPU_COMPILE_SECONDS:
         return CompileChoice("block", f"auto: pays in a run of about {seconds:.0f} s")
     return CompileChoice("off", f"auto: would not pay in a run of about {seconds:.0f} s")

@@ -76,7 +76,8 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     # Orthogonalised in the run's own precision: bfloat16 halves the time where the hardware has it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
     peak = peak_gflops(device, dtype)
-    compiled = from_main_rank(choose_mode(config, device, peak))
+    threads = torch.get_num_threads() * distributed.world_size
+    compiled = from_main_rank(choose_mode(config, device, dtype, threads))
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
