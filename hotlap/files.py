@@ -1,4 +1,5 @@
-"""Files that are whole or absent, and stay so when the process is killed or the machine goes down.
+"""Where files are cached, and files that are whole or absent, and stay so when the process is killed or the
+machine goes down.
 
 Everything that is written at once goes to a `.partial` name first, is synced, then renamed. Errors of the
 system pass through; `hotlap.data.files` and `hotlap.train.durable` turn them into one line for the user.
@@ -9,6 +10,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import BinaryIO
+
+
+def cache_directory() -> Path:
+    """`$HOTLAP_CACHE`, else `hotlap` in the user's cache directory."""
+    if own := os.environ.get("HOTLAP_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
 
 
 def partial_path(path: Path) -> Path:

@@ -13,8 +13,9 @@ import pytest
 
 from hotlap.data import wheels
 from hotlap.data.corpora import CORPORA, find_corpus, plain_text
-from hotlap.data.wheels import Wheel, cache_directory, fetch, open_wheel, read_member
+from hotlap.data.wheels import Wheel, fetch, open_wheel, read_member
 from hotlap.errors import ConfigError, DataError
+from hotlap.files import cache_directory
 from tests.wheels_on_hand import make_wheel, require
 
 

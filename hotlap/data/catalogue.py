@@ -13,8 +13,8 @@ from hotlap.data.hub import HUB_CORPORA, prepare_from_hub
 from hotlap.data.manifest import MANIFEST_NAME, Manifest
 from hotlap.data.prepare import Settings, Vocabulary, corpus_source, prepare
 from hotlap.data.tokenizer import GPT2
-from hotlap.data.wheels import cache_directory
 from hotlap.errors import ConfigError
+from hotlap.files import cache_directory
 from hotlap.progress import Say, silent
 
 NAMES = (*CORPORA, *HUB_CORPORA)

@@ -23,8 +23,8 @@ from hotlap.data.manifest import Manifest, ShardEntry, TokenizerEntry
 from hotlap.data.prepare import produce
 from hotlap.data.shards import map_tokens
 from hotlap.data.tokenizer import GPT2, TOKENIZER_FILE, Tokenizer
-from hotlap.data.wheels import cache_directory
 from hotlap.errors import ConfigError, DataError
+from hotlap.files import cache_directory
 from hotlap.progress import Say, silent
 
 TOKENS_AT_ONCE = 2**22  # counted at a time, to bound memory

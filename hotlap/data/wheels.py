@@ -6,7 +6,6 @@ all, and one that is there needs no network again.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from hotlap.data.files import file_sha256, reading, writing
 from hotlap.errors import DataError
+from hotlap.files import cache_directory
 from hotlap.progress import Say, silent
 
 
@@ -30,14 +30,6 @@ class Wheel:
 
     def is_cached(self) -> bool:
         return self.cached.is_file() and file_sha256(self.cached) == self.sha256
-
-
-def cache_directory() -> Path:
-    """`$HOTLAP_CACHE`, else `hotlap` in the user's cache directory."""
-    if own := os.environ.get("HOTLAP_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
 
 
 def fetch(wheel: Wheel, say: Say = silent) -> Path:
