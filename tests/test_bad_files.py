@@ -1,0 +1,123 @@
+"""Input that is damaged, of another kind or not text."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from hotlap.data import decoding, sources
+from hotlap.data.decoding import Tally
+from hotlap.data.prepare import Settings, prepare
+from hotlap.data.sources import FilesSource
+from hotlap.errors import DataError
+from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl
+
+
+def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 3)
+    folder = folder_of(tmp_path / "in", STORIES)
+    damaged = "ok \ufffd é".encode() + b"\xff\xfe bad \xe2\x82 cut \xf0\x9f\x98"
+    (folder / "000.txt").write_bytes(damaged)
+    manifest = prepare(FilesSource([folder]), SMALL, tmp_path / "out")
+    expected = damaged.decode("utf-8", "replace")
+    assert documents_in(tmp_path / "out", "train")[0] == expected
+    assert manifest.counters == {"invalid_utf8_replaced": expected.count("\ufffd") - 1}
+
+
+def test_strict_refuses_invalid_utf8_with_file_and_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 4)
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes("123é".encode() + b"67\xff9")
+    with pytest.raises(DataError, match=r"valid UTF-8 in .*bad\.txt; found byte 0xff at offset 7"):
+        prepare(FilesSource([bad], strict=True), SMALL, tmp_path / "out")
+    lines = tmp_path / "bad.jsonl"
+    lines.write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl; found byte 0xff at offset 27"):
+        list(FilesSource([lines], strict=True).pieces(Tally()))
+    lines.write_text('{"text": "half \\ud800"}\n')
+    with pytest.raises(DataError, match=r"line 1 of .*half characters"):
+        list(FilesSource([lines], strict=True).pieces(Tally()))
+    tally = Tally()
+    (piece,) = FilesSource([lines]).pieces(tally)
+    assert (piece.text, tally.counters["invalid_utf8_replaced"]) == ("half \ufffd", 1)
+
+
+def bad_files(directory: Path) -> Iterator[tuple[Path, str]]:
+    def file(name: str, content: bytes) -> Path:
+        (directory / name).write_bytes(content)
+        return directory / name
+
+    compressed = zstandard.compress(os.urandom(50_000).hex().encode())
+    zipped = gzip.compress(os.urandom(50_000).hex().encode())
+    yield file("empty.txt", b""), r"text in .*empty\.txt; found an empty file"
+    yield file("empty.txt.gz", gzip.compress(b"")), r"found an empty file"
+    yield file("binary.txt", b"text\0text"), r"binary data \(a NUL byte at offset 4\)"
+    yield file("binary.jsonl", b"\x89PNG\0\0"), "binary data"
+    yield file("cut.txt.gz", zipped[:-2000]), r"a whole \.gz file at .*cut\.txt\.gz"
+    yield file("no.txt.gz", b"no gzip at all"), r"a whole \.gz file at .*found Not a gzipped file"
+    yield file("cut.txt.zst", compressed[:-2000]), r"found the file ends before its last frame does"
+    yield file("no.txt.zst", b"no zstandard"), r"a whole \.zst file at"
+    yield file("no.parquet", b"no parquet"), r"a parquet file at .*no\.parquet"
+    yield file("wrong.jsonl", b'{"text": "a"}\n{"text": \n'), r"JSON in line 2 of .*wrong\.jsonl"
+    yield file("list.jsonl", b"[1, 2]\n"), "an object with text under 'text' in line 1 of .*found list"
+    yield file("field.jsonl", b'{"body": "a", "n": 1}\n'), "found 'body', 'n'; name the field .*--field"
+    yield file("number.jsonl", b'{"text": 1}\n'), "an object with text under 'text'"
+    yield file("deep.jsonl", b"[" * 200_000 + b"\n"), r"JSON in line 1 of .*deep\.jsonl"
+    yield directory / "missing.txt", "a file or folder .*found nothing there"
+    yield file("picture.png", b"text"), r"a file that ends in \.txt.*found .*picture\.png"
+    yield file("table.parquet.gz", b"text"), r"but for parquet also with \.gz"
+    columns = directory / "columns.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), columns)
+    yield columns, r"a column 'text' of text in .*found 'text' \(int64\), 'body' \(string\)"
+    (directory / "nothing").mkdir()
+    yield directory / "nothing", "found none in .*nothing"
+
+
+def test_bad_files_are_refused_each_with_its_own_line(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    for path, message in bad_files(tmp_path):
+        with pytest.raises(DataError, match=message) as error:
+            prepare(FilesSource([path]), Settings(vocabulary=257, val_fraction=Fraction(0)), work / "out")
+        assert "\n" not in str(error.value), path
+        assert not list(work.iterdir()), path
+
+
+def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 1 << 20)
+    path = jsonl(tmp_path / "a.jsonl", ["a", "b" * (1 << 20)])
+    with pytest.raises(DataError, match=r"less than 1 MiB; found a longer one as line 2"):
+        list(FilesSource([path]).pieces(Tally()))
+
+
+def test_bad_files_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", STORIES)
+    (folder / "x-empty.txt").touch()
+    (folder / "y-binary.txt").write_bytes(b"\0\1")
+    with pytest.raises(DataError, match="--skip-bad-files"):
+        FilesSource([folder])
+    manifest = prepare(FilesSource([folder], skip_bad_files=True), SMALL, tmp_path / "out")
+    assert manifest.counters == {"bad_files_skipped": 2}
+
+
+def test_decoding_blocks_of_any_size_gives_the_same_text() -> None:
+    data = "aé漢😀\ufffd".encode() + b"\xff\xe2\x82a\xf0\x9f"
+    for size in range(1, len(data) + 1):
+        tally = Tally()
+        decoder = decoding.Decoder(Path("x"), tally, strict=False)
+        blocks = [data[start : start + size] for start in range(0, len(data), size)]
+        text = "".join(decoder.decode(block, final=False) for block in blocks) + decoder.decode(
+            b"", final=True
+        )
+        assert text == data.decode("utf-8", "replace")
+        assert tally.counters["invalid_utf8_replaced"] == 3
