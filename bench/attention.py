@@ -1,4 +1,4 @@
-"""How fast is blocked attention, forward and backward, and what would the alternatives cost?
+"""How fast is masked attention, forward and backward, and what would the alternatives cost?
 
     python -m bench.attention [--threads 2] [--repeats 3]
 
@@ -15,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.peak import best_seconds, sgemm_peak_flops
+from hotlap import kernels
+from hotlap.attention import Backend, choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import visible_pairs
 from hotlap.attention.masks import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
+from hotlap.attention.native import NativeBackend
 from hotlap.attention.tiles import TILE, plan_runs
 from hotlap.hardware import tune_malloc
 
@@ -59,10 +62,9 @@ ROWS = [
 ]
 
 
-def blocked(saved_bytes: int) -> Callable[[Row, list[Tensor]], Callable[[bool], object]]:
+def through(backend: Backend) -> Callable[[Row, list[Tensor]], Callable[[bool], object]]:
     def prepare(row: Row, tensors: list[Tensor]) -> Callable[[bool], object]:
         *qkv, grad = tensors
-        backend = BlockedBackend(saved_bytes)
         plan = backend.plan(row.mask())
 
         def call(backward: bool) -> object:
@@ -129,7 +131,12 @@ def tensors_for(row: Row) -> list[Tensor]:
 def print_rows(rows: list[Row], repeats: int) -> None:
     print("| tokens | heads, dim | window | documents | method | ms forward | ms both | of peak |")
     print("|---|---|---|---|---|---|---|---|")
-    methods = {"saved": blocked(SAVE_ALL), "recomputed": blocked(0), "SDPA per tile": sdpa_per_tile}
+    methods = {
+        **({"native": through(NativeBackend())} if kernels.library() else {}),
+        "blocked, saved": through(BlockedBackend(SAVE_ALL)),
+        "blocked, recomputed": through(BlockedBackend(0)),
+        "SDPA per tile": sdpa_per_tile,
+    }
     # Neither of these knows the window: the one reads a T×T mask, the other computes all earlier keys.
     whole = {"SDPA, dense mask": sdpa_whole(False), "SDPA, causal": sdpa_whole(True)}
     for row in rows:
@@ -147,12 +154,13 @@ def print_rows(rows: list[Row], repeats: int) -> None:
 
 
 def print_scaling(repeats: int) -> None:
-    print("\nFour times the tokens, same window (a cost linear in them is 4.0):")
+    backend = choose_backend("auto", "cpu")
+    print(f"\n{backend.name}, four times the tokens, same window (a cost linear in them is 4.0):")
     for heads, head_dim, window in ((4, 64, 4), (2, 64, 4)):
         seconds = []
         for num_tokens in (8192, 32768):
             row = Row(num_tokens, heads, head_dim, window, "one")
-            call = blocked(SAVE_ALL)(row, tensors_for(row))
+            call = through(backend)(row, tensors_for(row))
             seconds.append(best_seconds(lambda call=call: call(True), repeats))
         print(f"{heads} heads × {head_dim}, window {window}: × {seconds[1] / seconds[0]:.2f}")
 

@@ -1,4 +1,4 @@
-"""What does the chunked head save against the plain one, in time and in memory?
+"""What do chunks, and the kernel in C, save against the plain head, in time and in memory?
 
     python -m bench.head [--threads 2] [--repeats 3]
 
@@ -8,6 +8,7 @@ before the first call to the peak, over forward and backward, gradients included
 
 import argparse
 import multiprocessing
+import os
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -16,10 +17,12 @@ import torch
 
 from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap.hardware import tune_malloc
+from hotlap.kernels.compiled import SWITCH
+from hotlap.kernels.head import suits
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
-CHUNK_TOKENS = [256, 512]
+HEADS = ("plain", "chunks", "kernel")
 SOFTCAP = 15.0
 
 
@@ -29,22 +32,23 @@ def peak_resident_bytes() -> int:
 
 
 def measure(
-    shape: tuple[int, int, int], chunk_tokens: int | None, threads: int, repeats: int
-) -> tuple[float, int, float]:
-    """Seconds, bytes, and fraction of the sgemm peak counting three products; no chunk is the plain head."""
+    shape: tuple[int, int, int], head: str, threads: int, repeats: int
+) -> tuple[float, int, float] | None:
+    """Seconds, bytes, and fraction of the sgemm peak counting three products; None: there is no such head."""
+    if head != "kernel":
+        os.environ[SWITCH] = "off"
     num_tokens, width, vocabulary = shape
     torch.set_num_threads(threads)
     x = torch.randn(num_tokens, width, requires_grad=True)
     weight = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (num_tokens,))
+    if head == "kernel" and not suits(x, weight):
+        return None
+    function = plain_softcapped_cross_entropy if head == "plain" else softcapped_cross_entropy
 
     def call() -> None:
         x.grad = weight.grad = None
-        if chunk_tokens is None:
-            loss = plain_softcapped_cross_entropy(x, weight, targets, SOFTCAP)
-        else:
-            loss = softcapped_cross_entropy(x, weight, targets, SOFTCAP, chunk_tokens=chunk_tokens)
-        loss.backward()
+        function(x, weight, targets, SOFTCAP).backward()
 
     before = peak_resident_bytes()
     call()
@@ -65,13 +69,14 @@ def main() -> None:
     print("|---|---|---|---|---|")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         for shape in SHAPES:
-            for chunk in [None, *CHUNK_TOKENS]:
-                task = pool.submit(measure, shape, chunk, arguments.threads, arguments.repeats)
-                seconds, grown, fraction = task.result()
-                name = "plain" if chunk is None else f"chunks of {chunk}"
+            for head in HEADS:
+                found = pool.submit(measure, shape, head, arguments.threads, arguments.repeats).result()
+                if found is None:
+                    continue
+                seconds, grown, fraction = found
                 sizes = ", ".join(str(size) for size in shape)
                 print(
-                    f"| {sizes} | {name} | {seconds * 1e3:.0f} | {grown / 1e6:.0f} | {fraction:.2f} |",
+                    f"| {sizes} | {head} | {seconds * 1e3:.0f} | {grown / 1e6:.0f} | {fraction:.2f} |",
                     flush=True,
                 )
 

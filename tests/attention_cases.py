@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from hotlap.attention import Backend
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import Mask
 
@@ -55,6 +57,31 @@ CASES = [
 ]
 
 
+MANY = tuple(range(37, 4096, 300))
+LONG_CASES = [
+    Case(4096, window=14, head_dim=128),
+    Case(4096, (512, 3000), window=14, heads=(3, 1), head_dim=64),
+    Case(4096, MANY, window=14, heads=(6, 1), head_dim=64),
+    Case(4096, MANY, window=8, heads=(1, 1), head_dim=128),
+    Case(4096, tuple(range(128, 4096, 128)), window=1, head_dim=64),
+    Case(3333, tuple(range(256, 3333, 256)), window=2, heads=(3, 1), head_dim=64),
+    Case(4096, window=64, unit="tokens", head_dim=64),
+    Case(4096, window=1792, unit="tokens", heads=(1, 1), head_dim=128),
+    Case(4001, MANY[:-1], window=1792, unit="tokens", heads=(3, 1)),
+    Case(4096, (512, 3000), window=448, unit="tokens", heads=(6, 1)),
+]
+
+
+@st.composite
+def random_cases(draw: st.DrawFn) -> Case:
+    num_tokens = draw(st.integers(1, 500))
+    starts = draw(st.sets(st.integers(0, num_tokens - 1), max_size=draw(st.sampled_from([0, 3, 60]))))
+    unit = draw(st.sampled_from(["tokens", "blocks"]))
+    window = draw(st.integers(1, 800 if unit == "tokens" else 6))
+    heads = draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2)]))
+    return Case(num_tokens, tuple(sorted(starts)), window, unit, heads, head_dim=8)
+
+
 def make_mask(
     num_tokens: int, document_starts: tuple[int, ...], window: int, unit: Literal["tokens", "blocks"]
 ) -> Mask:
@@ -82,3 +109,43 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """Largest difference over largest magnitude."""
     difference = (found.double() - expected.double()).abs().max().item()
     return difference / max(expected.abs().max().item(), 1e-30)
+
+
+class TinyBlock(nn.Module):
+    """Attention between two products, the shape of what gets compiled in a model."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.backend = backend
+        self.qkv = nn.Linear(16, 4 * 16, bias=False)
+        self.out = nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: Tensor, plan: object) -> Tensor:
+        q, k, v = self.qkv(x).view(len(x), 4, 16).split((2, 1, 1), dim=1)
+        return x + self.out(self.backend.attend(q, k, v, plan, 0.25).flatten(1)).relu()
+
+
+def check_compiled_block(backend: Backend, compiler: str, tolerance: float) -> None:
+    """Twenty windows and documents, compiled once, against the same block uncompiled."""
+    torch.manual_seed(0)
+    block = TinyBlock(backend)
+    compiled = torch.compile(block, backend=compiler, dynamic=False, fullgraph=True)
+    x = torch.randn(520, 16)
+
+    def losses_and_gradients(call, mask) -> list[Tensor]:
+        block.zero_grad()
+        loss = call(x, backend.plan(mask)).square().sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in block.parameters())]
+
+    losses_and_gradients(compiled, make_mask(520, (), 1, "blocks"))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for window in range(1, 21):
+            mask = make_mask(520, tuple(range(1, 25 * window, 50)), 20 * window, "tokens")
+            for ours, eager in zip(
+                losses_and_gradients(compiled, mask), losses_and_gradients(block, mask), strict=True
+            ):
+                assert relative_error(ours, eager) < tolerance
+    with torch.no_grad():
+        plan = backend.plan(make_mask(520, (), 2, "blocks"))
+        assert relative_error(compiled(x, plan), block(x, plan)) < tolerance

@@ -5,15 +5,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from hotlap.attention import Backend, choose_backend
+from hotlap.attention import choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import first_visible_keys
 from hotlap.attention.tiles import TILE, batches, plan_runs
 from hotlap.errors import ConfigError, DeviceError
-from tests.attention_cases import CASES, Case, exact, make_mask, output_and_gradients, relative_error
+from tests.attention_cases import (
+    CASES,
+    LONG_CASES,
+    Case,
+    check_compiled_block,
+    exact,
+    make_mask,
+    output_and_gradients,
+    random_cases,
+    relative_error,
+)
+from tests.kernels_here import without_kernels
 
 TOLERANCE = 2e-6  # of float32; the worst seen is 7e-7, the oracle's own in float32 too
 BUDGETS = {"saved": 2**40, "partly": 3 * 2**18, "recomputed": 0}
@@ -35,35 +46,10 @@ def test_blocked_agrees_with_dense(case: Case) -> None:
     check_against_oracle(case)
 
 
-MANY = tuple(range(37, 4096, 300))
-LONG_CASES = [
-    Case(4096, window=14, head_dim=128),
-    Case(4096, (512, 3000), window=14, heads=(3, 1), head_dim=64),
-    Case(4096, MANY, window=14, heads=(6, 1), head_dim=64),
-    Case(4096, MANY, window=8, heads=(1, 1), head_dim=128),
-    Case(4096, tuple(range(128, 4096, 128)), window=1, head_dim=64),
-    Case(3333, tuple(range(256, 3333, 256)), window=2, heads=(3, 1), head_dim=64),
-    Case(4096, window=64, unit="tokens", head_dim=64),
-    Case(4096, window=1792, unit="tokens", heads=(1, 1), head_dim=128),
-    Case(4001, MANY[:-1], window=1792, unit="tokens", heads=(3, 1)),
-    Case(4096, (512, 3000), window=448, unit="tokens", heads=(6, 1)),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LONG_CASES, ids=str)
 def test_blocked_agrees_with_dense_at_length(case: Case) -> None:
     check_against_oracle(case)
-
-
-@st.composite
-def random_cases(draw: st.DrawFn) -> Case:
-    num_tokens = draw(st.integers(1, 500))
-    starts = draw(st.sets(st.integers(0, num_tokens - 1), max_size=draw(st.sampled_from([0, 3, 60]))))
-    unit = draw(st.sampled_from(["tokens", "blocks"]))
-    window = draw(st.integers(1, 800 if unit == "tokens" else 6))
-    heads = draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2)]))
-    return Case(num_tokens, tuple(sorted(starts)), window, unit, heads, head_dim=8)
 
 
 @given(random_cases(), st.sampled_from(list(BUDGETS.values())))
@@ -192,55 +178,15 @@ def test_bfloat16_is_summed_in_float32() -> None:
         assert relative_error(ours, oracle) < 2**-8  # one rounding, at the end
 
 
-class TinyBlock(nn.Module):
-    """Attention between two products, the shape of what gets compiled in a model."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__()
-        self.backend = backend
-        self.qkv = nn.Linear(16, 4 * 16, bias=False)
-        self.out = nn.Linear(32, 16, bias=False)
-
-    def forward(self, x: Tensor, plan: object) -> Tensor:
-        q, k, v = self.qkv(x).view(len(x), 4, 16).split((2, 1, 1), dim=1)
-        return x + self.out(self.backend.attend(q, k, v, plan, 0.25).flatten(1)).relu()
-
-
-def check_compiled_block(compiler: str) -> None:
-    torch.manual_seed(0)
-    backend = BlockedBackend(2**17)
-    block = TinyBlock(backend)
-    compiled = torch.compile(block, backend=compiler, dynamic=False, fullgraph=True)
-    x = torch.randn(520, 16)
-
-    def losses_and_gradients(call, mask) -> list[Tensor]:
-        block.zero_grad()
-        loss = call(x, backend.plan(mask)).square().sum()
-        loss.backward()
-        return [loss.detach(), *(p.grad.clone() for p in block.parameters())]
-
-    losses_and_gradients(compiled, make_mask(520, (), 1, "blocks"))
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for window in range(1, 21):
-            mask = make_mask(520, tuple(range(1, 25 * window, 50)), 20 * window, "tokens")
-            for ours, eager in zip(
-                losses_and_gradients(compiled, mask), losses_and_gradients(block, mask), strict=True
-            ):
-                assert relative_error(ours, eager) < TOLERANCE
-    with torch.no_grad():
-        plan = backend.plan(make_mask(520, (), 2, "blocks"))
-        assert relative_error(compiled(x, plan), block(x, plan)) < TOLERANCE
-
-
 @compiles
 def test_twenty_windows_and_documents_recompile_nothing() -> None:
-    check_compiled_block("aot_eager")
+    check_compiled_block(BlockedBackend(2**17), "aot_eager", TOLERANCE)
 
 
 @compiles
 @pytest.mark.slow
 def test_twenty_windows_and_documents_recompile_nothing_with_the_full_compiler() -> None:
-    check_compiled_block("inductor")
+    check_compiled_block(BlockedBackend(2**17), "inductor", TOLERANCE)
 
 
 def test_operators_keep_their_contract_with_the_compiler() -> None:
@@ -271,8 +217,17 @@ def test_operators_keep_their_contract_with_the_compiler() -> None:
         ("blocked", "cuda", "blocked"),
     ],
 )
-def test_choose_backend(name, device, expected) -> None:
+def test_choose_backend(name, device, expected, monkeypatch) -> None:
+    without_kernels(monkeypatch)
     assert choose_backend(name, device).name == expected
+
+
+def test_native_is_refused_where_it_cannot_be(monkeypatch) -> None:
+    with pytest.raises(DeviceError, match=r"a CPU.*found device cuda.*blocked"):
+        choose_backend("native", "cuda")
+    without_kernels(monkeypatch)
+    with pytest.raises(DeviceError, match=r"C compiler.*found left out by a test.*blocked"):
+        choose_backend("native", "cpu")
 
 
 def test_flex_is_refused_where_it_cannot_train() -> None:
@@ -281,7 +236,7 @@ def test_flex_is_refused_where_it_cannot_train() -> None:
 
 
 def test_an_unknown_backend_lists_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"auto, dense, flex, blocked; found 'fast'"):
+    with pytest.raises(ConfigError, match=r"auto, dense, flex, native, blocked; found 'fast'"):
         choose_backend("fast", "cpu")
 
 

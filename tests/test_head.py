@@ -4,9 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotlap.model import products
 from hotlap.model.head import loss_and_gradients, plain_softcapped_cross_entropy, softcapped_cross_entropy
+from tests.kernels_here import needs_kernels, without_kernels
 
 TOLERANCE = 1e-6
+
+
+@pytest.fixture(autouse=True, params=["PyTorch", pytest.param("C", marks=needs_kernels)])
+def way(request, monkeypatch) -> None:
+    """Every test with the kernel in C, where that takes the case, and without."""
+    if request.param == "PyTorch":
+        without_kernels(monkeypatch)
+
+
 SOFTCAPS = [15.0, 30.0, 100.0, None, 0.0]
 
 
@@ -44,6 +55,16 @@ def test_chunked_agrees_with_plain(softcap, chunk_tokens, reduction) -> None:
     )
     for ours, plain in zip(found, expected, strict=True):
         assert ours.dtype == torch.float32
+        assert relative_error(ours, plain) < TOLERANCE
+
+
+@pytest.mark.parametrize("softcap", [15.0, None])
+def test_a_product_that_is_cut_for_two_threads_changes_nothing(softcap, monkeypatch) -> None:
+    monkeypatch.setattr(products, "num_threads", lambda: 2)
+    x, weight, targets = operands(num_tokens=1100)
+    found = run(softcapped_cross_entropy, x, weight, targets, softcap, chunk_tokens=512)
+    expected = run(plain_softcapped_cross_entropy, x.double(), weight.double(), targets, softcap)
+    for ours, plain in zip(found, expected, strict=True):
         assert relative_error(ours, plain) < TOLERANCE
 
 
@@ -123,6 +144,7 @@ def test_bfloat16_logits_are_rounded_as_in_the_plain_head() -> None:
 
 
 def test_without_gradients_none_are_computed(monkeypatch) -> None:
+    without_kernels(monkeypatch)
     x, weight, targets = operands()
     weight.requires_grad_()
     expected = softcapped_cross_entropy(x, weight, targets, 15.0).item()

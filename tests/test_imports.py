@@ -13,6 +13,8 @@ PACKAGE = Path(hotlap.__file__).parent
 LEVELS = {
     "errors": 0,
     "files": 0,
+    "strict_json": 0,
+    "kernels": 1,
     "settings": 1,
     "config": 2,
     "terminal": 2,

@@ -1,11 +1,13 @@
-"""The hand-written gradients of norm, rotation and MLP against their plain versions under autograd."""
+"""The hand-written gradients of norm, rotation, linear map and MLP against plain versions under autograd."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from hotlap.model import products
 from hotlap.model.layers import plain_rms_norm, rms_norm
 from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
+from hotlap.model.products import linear, plain_linear
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
 
 
@@ -44,7 +46,19 @@ CASES = {
         plain_relu_squared_mlp,
         [random(9, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
     ),
+    "mlp in parts": (
+        relu_squared_mlp,
+        plain_relu_squared_mlp,
+        [random(768, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
+    ),
+    "linear in parts": (linear, plain_linear, [random(768, 16), random(24, 16, seed=1)]),
 }
+
+
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch) -> None:
+    """Products are cut for them; one thread, as the tests have, would cut nothing."""
+    monkeypatch.setattr(products, "num_threads", lambda: 3)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
@@ -79,3 +93,19 @@ def test_the_mlp_keeps_one_hidden_tensor_for_its_backward() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         relu_squared_mlp(*(operand.requires_grad_() for operand in (x, expand, out)))
     assert len(kept) == 1
+
+
+@pytest.mark.parametrize(("tokens", "parts"), [(768, 3), (767, 1), (765, 1), (1536, 3), (1, 1)])
+def test_products_are_cut_into_even_parts_that_are_not_too_short(tokens, parts) -> None:
+    assert products.token_parts(torch.empty(tokens, 4)) == parts
+    assert products.token_parts(torch.empty(tokens, 4, device="meta")) == 1
+
+
+def test_gradients_of_a_cut_product_are_added_up_in_the_precision_of_the_weight() -> None:
+    x, weight = random(768, 64, dtype=torch.bfloat16), random(32, 64, seed=1, dtype=torch.float32)
+    _, *cut = value_and_gradients(linear, x, weight)
+    _, *whole = value_and_gradients(plain_linear, x.double(), weight.to(torch.bfloat16).double())
+    assert [gradient.dtype for gradient in cut] == [torch.bfloat16, torch.float32]
+    assert not torch.equal(cut[1], cut[1].bfloat16().float())
+    for ours, exact in zip(cut, whole, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=2**-7, atol=2**-7 * float(exact.abs().max()))

@@ -16,6 +16,7 @@ from hotlap.model.roles import parameter_roles
 from hotlap.recipes import RECIPES, resolve
 from hotlap.settings import updated
 from hotlap.train.compilation import apply_compile
+from tests.kernels_here import needs_kernels
 from tests.tiny import made_up_tokens, make_masking, make_model, train
 
 RECORDS = [name for name in RECIPES if name != "adamw"]
@@ -51,7 +52,7 @@ def published_tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(tokens[:-1], dtype=torch.int32), torch.tensor(tokens[1:])
 
 
-@pytest.mark.parametrize("backend_name", ["dense", "blocked"])
+@pytest.mark.parametrize("backend_name", ["dense", "blocked", pytest.param("native", marks=needs_kernels)])
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['recipe']}-{case['window']}")
 def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_name):
     tiny = {"model.width": 32, "model.num_heads": 2, "model.vocab_size": 200, "model.vocab_multiple": 1}
@@ -164,9 +165,9 @@ def test_a_fixed_seed_gives_the_pinned_loss(recipe):
 @pytest.mark.parametrize("recipe", ["window-warmup", "softcap"])
 def test_training_with_the_dense_backend_is_the_same(recipe):
     config = resolve(recipe, "pico")
-    blocked = train(config, make_model(config), steps=3)
     dense = train(config, make_model(config), steps=3, backend="dense")
-    assert blocked == pytest.approx(dense, abs=1e-4)
+    for backend in ("blocked", "auto"):
+        assert train(config, make_model(config), steps=3, backend=backend) == pytest.approx(dense, abs=1e-4)
 
 
 def test_zero_initialised_parts_make_the_first_loss_that_of_a_uniform_guess():
@@ -238,7 +239,8 @@ def test_an_odd_number_of_layers_pairs_the_outer_ones_and_leaves_the_middle_alon
     assert model(tokens, targets, plans).isfinite()
 
 
-def test_changing_the_window_recompiles_nothing():
+@pytest.mark.parametrize("backend", ["blocked", pytest.param("native", marks=needs_kernels)])
+def test_changing_the_window_recompiles_nothing(backend):
     config = resolve("softcap", "pico")
     model = make_model(config)
     apply_compile(model, "block", coordinate_descent=False)
@@ -246,7 +248,7 @@ def test_changing_the_window_recompiles_nothing():
 
     def step(window_blocks: int) -> None:
         mask = Mask(document_ids(tokens, 7), torch.tensor(window_blocks, dtype=torch.int32), "blocks")
-        plan = make_plan(choose_backend("blocked", "cpu"), mask)
+        plan = make_plan(choose_backend(backend, "cpu"), mask)
         model(tokens, targets, [plan] * 4).backward()
 
     step(1)

@@ -1,7 +1,8 @@
-"""Attention over packed documents: one mask, three backends that must agree.
+"""Attention over packed documents: one mask, four backends that must agree.
 
-`dense` is the oracle, `flex` the fast path on CUDA, `blocked` the one that trains everywhere else. A backend
-that cannot work on the device is an error here, never a quiet switch to another.
+`dense` is the oracle, `flex` the fast path on CUDA, `native` the one on a CPU with a C compiler, `blocked`
+the one that trains everywhere. A backend that cannot work on the device is an error here, never a quiet
+switch to another.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotlap import kernels
 from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import Mask, previous_tokens
+from hotlap.attention.native import NativeBackend
 from hotlap.errors import ConfigError, DeviceError
 
-BACKENDS = ("auto", "dense", "flex", "blocked")
+BACKENDS = ("auto", "dense", "flex", "native", "blocked")
 
 
 class Backend(Protocol):
@@ -53,27 +56,37 @@ def make_plan(backend: Backend, mask: Mask) -> Plan:
 def choose_backend(
     name: str, device: torch.device | str, *, saved_bytes: int = DEFAULT_SAVED_BYTES
 ) -> Backend:
-    """The backend to train with on `device`; `auto` is flex on CUDA and blocked elsewhere.
+    """The backend to train with on `device`; `auto` is flex on CUDA, native on a CPU that can compile it, and
+    blocked elsewhere.
 
     `saved_bytes` bounds what one layer of `blocked` keeps for its backward.
     """
-    on_cuda = torch.device(device).type == "cuda"
+    kind = torch.device(device).type
     if name == "auto":
-        name = "flex" if on_cuda else "blocked"
+        name = "flex" if kind == "cuda" else "native" if kind == "cpu" and kernels.library() else "blocked"
     if name == "dense":
         return DenseBackend()
     if name == "blocked":
         return BlockedBackend(saved_bytes)
+    if name == "native":
+        reason = kernels.unavailable() if kind == "cpu" else f"device {kind}"
+        if reason:
+            raise DeviceError(
+                expected="a CPU and a C compiler for the native attention backend",
+                found=reason,
+                do="choose blocked or auto there",
+            )
+        return NativeBackend()
     if name != "flex":
         raise ConfigError(
             expected=f"an attention backend out of {', '.join(BACKENDS)}",
             found=repr(name),
             do="name one of them, or leave it at auto",
         )
-    if not on_cuda:
+    if kind != "cuda":
         raise DeviceError(
             expected="a CUDA device for the flex attention backend",
-            found=f"device {torch.device(device).type}, where flex_attention has no backward",
+            found=f"device {kind}, where flex_attention has no backward",
             do="choose blocked or auto there",
         )
     from hotlap.attention.flex import FlexBackend

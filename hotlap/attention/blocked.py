@@ -41,15 +41,19 @@ class BlockedBackend:
         return BlockedPlan(first_visible_keys(mask).cpu())
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockedPlan, scale: float) -> Tensor:
-        T, H, D = q_THD.shape
-        assert k_TGD.shape == v_TGD.shape, f"keys {k_TGD.shape} and values {v_TGD.shape} must have one shape"
-        assert (k_TGD.shape[0], k_TGD.shape[2]) == (T, D), f"queries {q_THD.shape}, keys {k_TGD.shape}"
-        assert H % k_TGD.shape[1] == 0, f"{H} query heads cannot share {k_TGD.shape[1]} key/value heads"
-        assert plan.first_key.shape == (T,), f"a plan for {plan.first_key.shape[0]} tokens, queries for {T}"
+        check_shapes(q_THD, k_TGD, v_TGD, plan.first_key)
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q_THD, k_TGD, v_TGD))
         saved_bytes = self.saved_bytes if needs_grad else 0
         out: Tensor = _forward(q_THD, k_TGD, v_TGD, plan.first_key, scale, saved_bytes)[0]
         return out
+
+
+def check_shapes(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, first_key: Tensor) -> None:
+    T, H, D = q_THD.shape
+    assert k_TGD.shape == v_TGD.shape, f"keys {k_TGD.shape} and values {v_TGD.shape} must have one shape"
+    assert (k_TGD.shape[0], k_TGD.shape[2]) == (T, D), f"queries {q_THD.shape}, keys {k_TGD.shape}"
+    assert H % k_TGD.shape[1] == 0, f"{H} query heads cannot share {k_TGD.shape[1]} key/value heads"
+    assert first_key.shape == (T,), f"a plan for {first_key.shape[0]} tokens, queries for {T}"
 
 
 class _Layout:

@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
     import psutil
     import torch
 
-    from hotlap import hardware
+    from hotlap import hardware, kernels
     from hotlap.attention import choose_backend
 
     device = hardware.select_device("auto")
@@ -58,6 +58,7 @@ def examine() -> dict[str, Any]:
         "native_bf16": hardware.has_native_bf16(device),
         "precision": str(hardware.select_precision("auto", device)).removeprefix("torch."),
         "attention_backend": choose_backend("auto", device).name,
+        "kernels_in_c": kernels.unavailable() or "compiled",
         "cpu_sgemm_gflops": round(hardware.measure_matmul_gflops()),
     }
 

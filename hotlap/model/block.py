@@ -10,11 +10,11 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
 from hotlap.model.layers import Matrix, rms_norm
 from hotlap.model.mlp import MLP
+from hotlap.model.products import linear
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotation, norm_and_rotate
 
@@ -51,8 +51,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
         # One product for both: they are kept apart so that each is orthogonalised as its own matrix.
-        qk_weight = torch.cat([self.q.weight, self.k.weight]).to(x_TC.dtype)
-        qk = F.linear(x_TC, qk_weight).unflatten(-1, (-1, self.head_dim))
+        qk_weight = torch.cat([self.q.weight, self.k.weight])
+        qk = linear(x_TC, qk_weight).unflatten(-1, (-1, self.head_dim))
         q, k = norm_and_rotate(qk, rotation).split([self.num_heads, self.kv_heads], dim=1)
         # Not in that product: the gradient needs v itself, and would keep q and k in memory with it.
         v = self.v(x_TC).unflatten(-1, (-1, self.head_dim))

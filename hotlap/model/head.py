@@ -1,7 +1,8 @@
 """The language-model head: linear, softcap and cross entropy, without ever holding the T×V logits.
 
 Tokens go through in chunks; a chunk's gradient is computed right after its loss, while its logits are in
-cache, so the backward pass only scales what is there. The plain version below defines what is computed.
+cache, so the backward pass only scales what is there. The plain version below defines what is computed; where
+there is a kernel in C for it, that one does all of a chunk at once.
 
 Shapes: T tokens, C model width, V vocabulary, c tokens of a chunk.
 """
@@ -12,6 +13,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hotlap.kernels import head as kernel
+from hotlap.model.products import token_parts
 
 DEFAULT_CHUNK_TOKENS = 512
 # exp(softcap · tanh) spans exp(±softcap). Up to here its smallest value is far from float32's, so that no
@@ -131,7 +135,9 @@ def _grad_logits(
 
 def _matmul_into(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
     if left.dtype == out.dtype:
-        torch.addmm(out, left, right, beta=0, alpha=scale, out=out)
+        parts = token_parts(left)
+        out_PtV, left_PtC = (x.unflatten(0, (parts, -1)) for x in (out, left))
+        torch.baddbmm(out_PtV, left_PtC, right.expand(parts, -1, -1), beta=0, alpha=scale, out=out_PtV)
     else:
         # Scaled after the copy: before, it would be rounded to the narrow dtype once more.
         out.copy_(left @ right).mul_(scale)
@@ -145,7 +151,19 @@ def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 # One opaque node for the compiler.
-_head = torch.library.custom_op("hotlap::cross_entropy_head", loss_and_gradients, mutates_args=())
+@torch.library.custom_op("hotlap::cross_entropy_head", mutates_args=())
+def _head(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    softcap: float,
+    factor: float,
+    chunk_tokens: int,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if 0 < softcap <= LARGEST_UNSHIFTED_SOFTCAP and kernel.suits(x, weight):
+        return kernel.loss_and_gradients(x, weight, targets, softcap, factor, needs_grad)
+    return loss_and_gradients(x, weight, targets, softcap, factor, chunk_tokens, needs_grad)
 
 
 @_head.register_fake

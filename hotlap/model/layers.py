@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotlap.model.products import linear
 from hotlap.model.roles import Role
 
 
@@ -61,7 +62,7 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return linear(x, self.weight)
 
 
 class Head(Matrix):

@@ -8,8 +8,16 @@ import torch
 
 from hotlap import __version__
 from hotlap.hardware import device_name
+from hotlap.kernels import unavailable
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
+
+
+def described_kernels(device: torch.device) -> str:
+    if device.type != "cpu":
+        return f"no kernels in C on {device.type}"
+    reason = unavailable()
+    return f"no kernels in C ({reason})" if reason else "kernels in C for float32"
 
 
 def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
@@ -23,7 +31,8 @@ def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
         f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
         f"precision  {str(lap.dtype).removeprefix('torch.')} activations, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
-        f"attention  {lap.backend.name} backend; compile {lap.compiled.mode} ({lap.compiled.reason})",
+        f"attention  {lap.backend.name} backend; {described_kernels(world.device)}; compile"
+        f" {lap.compiled.mode} ({lap.compiled.reason})",
         f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
         f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",
         f"batch      {config.batch.tokens_per_step:,} tokens a step: {world.world_size} ranks ×"

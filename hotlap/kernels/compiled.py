@@ -1,0 +1,118 @@
+"""Kernels in C for float32 on a CPU, compiled when first needed, or the reason why there are none.
+
+They take what PyTorch's own operators cannot keep in a core's cache: attention and the head, from the first
+product to the last. The compiler needs half a second and no headers but its own; what it made is kept in the
+cache, one file for each kind of processor. Nothing depends on it: without a C compiler, with another BLAS, or
+with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from hotlap.files import cache_directory
+
+SOURCE = Path(__file__).with_name("kernels.c")
+# Sums may be taken in another order, as a vectorised sum is; NaN and infinity keep their meaning.
+FLAGS = (
+    "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
+    # Compilers hold AVX-512 back by default; the head gains a fifth by it.
+    *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
+)  # fmt: skip
+COMPILE_SECONDS = 60
+SWITCH = "HOTLAP_NATIVE"
+
+
+class _UnavailableError(Exception):
+    """Its text is the reason, for a header."""
+
+
+def library() -> ctypes.CDLL | None:
+    return _load()[0]
+
+
+def unavailable() -> str | None:
+    """Why there is no library, in a few words; None where there is one."""
+    return _load()[1]
+
+
+def needed_library() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, f"kernels are called only where they are: {unavailable()}"
+    return found
+
+
+def pointer(x: torch.Tensor) -> ctypes.c_void_p:
+    """NULL for an empty tensor."""
+    return ctypes.c_void_p(x.data_ptr() or None)
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    try:
+        if os.environ.get(SWITCH) == "off":
+            raise _UnavailableError(f"{SWITCH}=off")
+        sgemm = _torch_sgemm()
+        loaded = ctypes.CDLL(str(_compiled()))
+    except (_UnavailableError, OSError) as reason:
+        return None, str(reason)
+    for name in ("attention_forward_floats", "attention_backward_floats", "head_floats"):
+        getattr(loaded, name).restype = ctypes.c_int64
+    loaded.set_sgemm(sgemm)
+    return loaded, None
+
+
+def _torch_sgemm() -> ctypes.c_void_p:
+    """The address of torch's own product: one BLAS, and one set of threads, in the process."""
+    directory = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (directory / name).exists():
+            found = getattr(ctypes.CDLL(str(directory / name)), "sgemm_", None)
+            if found is not None:
+                return ctypes.cast(found, ctypes.c_void_p)
+    raise _UnavailableError("no BLAS in torch that could be called")
+
+
+def _compiled() -> Path:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise _UnavailableError("no C compiler")
+    path = cache_directory() / "native" / f"{_fingerprint(compiler)}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Other processes may be compiling too; whoever is last replaces equal by equal.
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            made = Path(directory) / path.name
+            _run([compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"])
+            made.replace(path)
+    return path
+
+
+def _fingerprint(compiler: str) -> str:
+    """Of all that the result depends on: a cache may be shared by different machines."""
+    version = _run([compiler, "--version"])
+    target = _run([compiler, "-march=native", "-Q", "--help=target"], may_fail=True)
+    parts = (SOURCE.read_text(), *FLAGS, version, target, platform.machine())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _run(command: list[str], *, may_fail: bool = False) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise _UnavailableError("the C compiler takes too long") from None
+    if done.returncode and not may_fail:
+        first_line = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        raise _UnavailableError(f"the C compiler failed: {first_line}")
+    return done.stdout

@@ -1,0 +1,208 @@
+"""The kernels in C: attention against the dense oracle, compiling them, and doing without."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotlap.attention.dense import DenseBackend
+from hotlap.attention.masks import first_visible_keys
+from hotlap.attention.native import NativeBackend
+from hotlap.kernels import head
+from hotlap.model import head as plain_head
+from hotlap.model.head import softcapped_cross_entropy
+from tests.attention_cases import (
+    CASES,
+    LONG_CASES,
+    Case,
+    check_compiled_block,
+    exact,
+    make_mask,
+    output_and_gradients,
+    random_cases,
+    relative_error,
+)
+from tests.kernels_here import needs_kernels
+
+TOLERANCE = 2e-6  # of float32
+THREADS = [1, 2, 3, 5]
+
+
+@pytest.fixture(autouse=True)
+def threads_are_put_back() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def check_against_oracle(case: Case, threads: int) -> None:
+    torch.set_num_threads(threads)
+    found = output_and_gradients(NativeBackend(), case.mask(), *case.tensors())
+    for name, ours, oracle in zip(("out", "q", "k", "v"), found, exact(case), strict=True):
+        # A query that sees one key has no gradient; the kernels take the difference of two equal sums, of
+        # up to 20 here.
+        room = TOLERANCE * max(3.0, oracle.abs().max().item())
+        assert (ours - oracle).abs().max() < room, (name, threads)
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_native_agrees_with_dense(case, threads) -> None:
+    check_against_oracle(case, threads)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LONG_CASES, ids=str)
+def test_native_agrees_with_dense_at_length(case) -> None:
+    check_against_oracle(case, 2)
+
+
+@needs_kernels
+@given(random_cases(), st.sampled_from(THREADS))
+@settings(max_examples=60, deadline=None)
+def test_native_agrees_with_dense_on_random_documents(case, threads) -> None:
+    check_against_oracle(case, threads)
+
+
+@needs_kernels
+def test_the_same_call_gives_the_same_bits() -> None:
+    case = Case(1000, (301, 640), window=3, heads=(6, 2))
+    torch.set_num_threads(3)
+    first, second = (output_and_gradients(NativeBackend(), case.mask(), *case.tensors()) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@needs_kernels
+def test_operands_may_be_views_of_one_projection() -> None:
+    case = Case(384, (200,), 2, head_dim=16)
+    q, k, v, grad = case.tensors()
+    together = torch.cat((q, k, v), dim=1)
+    transposed = v.transpose(0, 1).contiguous().transpose(0, 1)
+    views = [x.requires_grad_() for x in (together[:, :2], together[:, 2:4], transposed)]
+    backend = NativeBackend()
+    out = backend.attend(*views, backend.plan(case.mask()), 16**-0.5)
+    out.backward(grad)
+    for ours, oracle in zip((out, *(x.grad for x in views)), exact(case), strict=True):
+        assert relative_error(ours, oracle) < TOLERANCE
+
+
+@needs_kernels
+def test_bfloat16_is_summed_in_float32() -> None:
+    case = Case(512, (100,), 2)
+    tensors = [x.bfloat16() for x in case.tensors()]
+    found = output_and_gradients(NativeBackend(), case.mask(), *tensors)
+    expected = output_and_gradients(DenseBackend(), case.mask(), *(x.double() for x in tensors))
+    for ours, oracle in zip(found, expected, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert relative_error(ours, oracle) < 2**-7  # of the output, and of what is computed from it
+
+
+@needs_kernels
+def test_what_is_not_a_number_stays_so() -> None:
+    case = Case(300, window=2)
+    q, k, v, _ = case.tensors()
+    k[200, 1, 3] = float("nan")
+    backend = NativeBackend()
+    out = backend.attend(q, k, v, backend.plan(case.mask()), 0.2)
+    assert out[200:, 1].isnan().all()
+    assert out[:200].isfinite().all()
+    assert out[:, 0].isfinite().all()
+    x, weight, targets = torch.randn(9, 8), torch.randn(32, 8), torch.arange(9)
+    x[3, 0] = float("nan")
+    assert softcapped_cross_entropy(x, weight, targets, 15.0).isnan()
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_the_head_agrees_with_plain_on_any_number_of_threads(threads) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    for num_tokens in (1, 5, 300):
+        x, weight = torch.randn(num_tokens, 48), torch.randn(512, 48) / 7
+        targets = torch.randint(0, 512, (num_tokens,))
+        given = (targets, 15.0, 1 / num_tokens)
+        expected = plain_head.loss_and_gradients(x.double(), weight.double(), *given, 512, needs_grad=True)
+        found = head.loss_and_gradients(x, weight, *given, needs_grad=True)
+        for ours, plain in zip(found, expected, strict=True):
+            assert relative_error(ours, plain) < TOLERANCE
+        loss, *gradients = head.loss_and_gradients(x, weight, *given, needs_grad=False)
+        assert loss == found[0]
+        assert [gradient.numel() for gradient in gradients] == [0, 0]
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_twenty_windows_and_documents_recompile_nothing(compiler) -> None:
+    check_compiled_block(NativeBackend(), compiler, TOLERANCE)
+
+
+@needs_kernels
+def test_operators_keep_their_contract_with_the_compiler() -> None:
+    case = Case(200, (50,), 1)
+    q, k, v, grad = case.tensors()
+    first_key = first_visible_keys(case.mask())
+    torch.library.opcheck(
+        torch.ops.hotlap.native_attention.default,
+        (*(x.requires_grad_() for x in (q, k, v)), first_key, 0.2),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+    operands = [x.detach() for x in (q, k, v)]
+    out, log_sums = torch.ops.hotlap.native_attention(*operands, first_key, 0.2)
+    torch.library.opcheck(
+        torch.ops.hotlap.native_attention_backward.default,
+        (grad, *operands, first_key, out, log_sums, 0.2),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@needs_kernels
+def test_float64_is_refused() -> None:
+    backend = NativeBackend()
+    q, k, v, _ = (x.double() for x in Case(64).tensors())
+    with pytest.raises(AssertionError, match="float32"):
+        backend.attend(q, k, v, backend.plan(make_mask(64, (), 1, "blocks")), 1.0)
+
+
+ASK = "from hotlap import kernels; print(kernels.unavailable())"
+
+
+def asked(tmp_path, **variables: str) -> str:
+    """What a process with an empty cache says of its kernels."""
+    environment = {**os.environ, "HOTLAP_CACHE": str(tmp_path / "cache"), **variables}
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_kernels
+def test_what_was_compiled_is_found_again(tmp_path) -> None:
+    assert asked(tmp_path) == "None"
+    kept = list((tmp_path / "cache" / "native").iterdir())
+    assert [path.suffix for path in kept] == [".so"]
+    made_at = kept[0].stat().st_mtime_ns
+    assert asked(tmp_path) == "None"
+    assert kept[0].stat().st_mtime_ns == made_at
+
+
+def test_without_a_compiler_the_reason_is_told(tmp_path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such target' >&2; exit 1\n")
+    broken.chmod(0o755)
+    assert asked(tmp_path, CC="no-such-compiler") == "no C compiler"
+    assert asked(tmp_path, CC=str(broken)) == "the C compiler failed: no such target"
+    assert asked(tmp_path, HOTLAP_NATIVE="off") == "HOTLAP_NATIVE=off"
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_kernels
+def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
+    (tmp_path / "cache").write_text("a file where a directory should be")
+    assert "Not a directory" in asked(tmp_path) or "File exists" in asked(tmp_path)
