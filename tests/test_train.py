@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     entries = directory.metrics().lines
     samples = [line for line in entries if line["kind"] == "sample"]
     assert [line["step"] for line in samples] == [2, 4]
-    assert samples[1]["text"] in directory.samples_path.read_text()
+    assert samples[1]["text"] in directory.samples_path.read_bytes().decode()
     lines = [line for line in entries if line["kind"] != "sample"]
     assert [(line["kind"], line["step"]) for line in lines] == [
         ("validation", 0),
@@ -336,7 +337,9 @@ def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_
     monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
     monkeypatch.setattr("hotlap.train.run.ensure_prepared", lambda name, *_, **__: done.append(name))
     monkeypatch.setattr("hotlap.train.launch.launch", lambda procs, _: done.append(procs) or 0)
-    assert dispatch(["train", "softcap", "--size", "pico", "--procs", "2", "--data.source", "sotu"]) == 0
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        dispatch(["train", "softcap", "--size", "pico", "--procs", "2", "--data.source", "sotu"])
     assert done == ["sotu", 2]
 
 
