@@ -150,23 +150,22 @@ class Muon(torch.optim.Optimizer):
     def _compute(self, index: int) -> Tensor:
         """This rank's orthogonalised updates of one chunk, (owned, rows, cols)."""
         share = self._shares[index]
-        updates = torch.empty_like(share.momentum)
-        dtype = self._ns_dtype or working_dtype(updates)
+        buffer, momentum = share.momentum, share.group["momentum"]
+        dtype = self._ns_dtype or working_dtype(buffer)
         if not len(share.owned):
-            return updates.to(dtype)
-        momentum = share.group["momentum"]
-        for position, buffer, update in zip(share.owned, share.momentum, updates, strict=True):
-            gradient = cast(Tensor, share.weights[position].grad).to(buffer.dtype)
-            if self._momentum_form == "lerp":
-                buffer.lerp_(gradient, 1 - momentum)
-                ahead = partial(torch.lerp, gradient, buffer, momentum)
-            else:
-                buffer.mul_(momentum).add_(gradient)
-                ahead = partial(torch.add, gradient, buffer, alpha=momentum)
-            if self._nesterov:
-                ahead(out=update)
-            else:
-                update.copy_(buffer)
+            return buffer.to(dtype)
+        gradients = [cast(Tensor, share.weights[position].grad) for position in share.owned]
+        updates = torch.stack(gradients).to(buffer.dtype)
+        if self._momentum_form == "lerp":
+            buffer.lerp_(updates, 1 - momentum)
+            look_ahead = partial(updates.lerp_, buffer, momentum)
+        else:
+            buffer.mul_(momentum).add_(updates)
+            look_ahead = partial(updates.add_, buffer, alpha=momentum)
+        if self._nesterov:
+            look_ahead()
+        else:
+            updates = buffer
         kind = share.chunk.kind
         pieces = updates.view(-1, kind.rows // kind.parts, kind.cols)
         return orthogonalize(pieces, self._coefficients, dtype=dtype).reshape(updates.shape)

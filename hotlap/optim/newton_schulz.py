@@ -45,8 +45,10 @@ _GRAM_PAYS_FROM = 1.5
 _GRAM_FIRST_SEGMENT = 2
 _GRAM_SEGMENT = 3
 
-# The iteration goes over a slice some fifteen times; larger ones than this fall out of a core's cache.
+# The iteration goes over a slice some fifteen times; larger ones than this fall out of a core's cache. But a
+# call for fewer than two matrices a thread takes longer to begin than that loses.
 _CPU_SLICE_BYTES = 512 * 1024
+_LEAST_MATRICES_A_THREAD = 2
 
 
 def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
@@ -93,12 +95,13 @@ def orthogonalize(
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:
-    """How many matrices to iterate on at a time: all, but on a CPU only what its caches hold."""
+    """How many matrices to iterate on at a time: all, but on a CPU what its caches hold, as many a thread."""
     count = stacked.shape[0]
     if stacked.device.type != "cpu" or count == 0:
         return [count]
     matrix_bytes = max(1, stacked[0].numel() * stacked.element_size())
-    at_once = max(torch.get_num_threads(), _CPU_SLICE_BYTES // matrix_bytes)
+    a_thread = _CPU_SLICE_BYTES // matrix_bytes // torch.get_num_threads()
+    at_once = torch.get_num_threads() * max(_LEAST_MATRICES_A_THREAD, a_thread)
     return [min(at_once, count - start) for start in range(0, count, at_once)]
 
 
