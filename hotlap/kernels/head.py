@@ -32,14 +32,14 @@ def loss_and_gradients(
     x, weight, targets = x_TC.contiguous(), weight_VC.contiguous(), targets_T.long().contiguous()
     losses = x.new_empty(num_tokens)
     grad_x = x.new_empty(x.shape if needs_grad else 0)
-    # Zero, because a thread without tokens writes nothing.
-    grad_weights = x.new_zeros(threads if needs_grad else 0, vocabulary, width)
+    grad_weight = x.new_empty(weight.shape if needs_grad else 0)
+    grad_weights = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
     workspace = x.new_empty(threads, kernels.head_floats(chunk_tokens, width, vocabulary))
     kernels.head(
         *(pointer(operand) for operand in (x, weight, targets)),
         *(num_tokens, width, vocabulary),
         *(ctypes.c_float(softcap), ctypes.c_float(factor), chunk_tokens),
-        *(pointer(result) for result in (losses, grad_x, grad_weights, workspace)),
+        *(pointer(result) for result in (losses, grad_x, grad_weight, grad_weights, workspace)),
         threads,
     )
-    return losses.sum() * factor, grad_x, grad_weights.sum(0) if needs_grad else x.new_empty(0)
+    return losses.sum() * factor, grad_x, grad_weight

@@ -34,22 +34,21 @@ static void product(char left_is, char right_is, int m, int n, int k, float alph
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 
-/* 2^x within 1e-7 of it for -126 ≤ x ≤ 126, where what lies outside is taken to; NaN stays NaN. */
+/* 2^x within 2e-7 of it, for -126 ≤ x ≤ 126; NaN stays NaN. The polynomial is the best of its degree. */
 static inline float power_of_2(float x) {
-    x = x < -126.0f ? -126.0f : x;
-    x = x > 126.0f ? 126.0f : x;
-    float whole = floorf(x + 0.5f), rest = x - whole;
-    float power = 1.5252734e-5f;
-    power = power * rest + 1.5403530e-4f;
-    power = power * rest + 1.3333558e-3f;
-    power = power * rest + 9.6181291e-3f;
-    power = power * rest + 5.5504109e-2f;
-    power = power * rest + 2.4022651e-1f;
-    power = power * rest + 6.9314718e-1f;
+    float whole = rintf(x), rest = x - whole;
+    float power = 1.32647272e-3f;
+    power = power * rest + 9.67151264e-3f;
+    power = power * rest + 5.55073374e-2f;
+    power = power * rest + 2.40222421e-1f;
+    power = power * rest + 6.93146978e-1f;
     power = power * rest + 1.0f;
     union { int32_t bits; float value; } scale = {.bits = ((int32_t)whole + 127) << 23};
     return power * scale.value;
 }
+
+/* A difference to a maximum, or to a logarithm that is as large: below zero but for rounding. */
+static inline float power_of_2_below_0(float x) { return power_of_2(x < -126.0f ? -126.0f : x); }
 
 /* ---- attention ---- */
 
@@ -113,7 +112,7 @@ static void forward_tile(const attention_t *a, int first, int kv_head, int head,
 #pragma omp simd reduction(max : most)
         for (int j = from; j < past; j++) most = row[j] > most ? row[j] : most;
         for (int j = from; j < past; j++) {
-            row[j] = power_of_2(row[j] - most);
+            row[j] = power_of_2_below_0(row[j] - most);
             sum += row[j];
         }
         memset(row, 0, from * sizeof(float));
@@ -174,7 +173,7 @@ static void backward_keys(const attention_t *a, const gradients_t *g, int first,
         from = from < 0 ? 0 : least(from, keys);
         past = past < from ? from : past;
         for (int j = from; j < past; j++) {
-            row[j] = power_of_2(row[j] - log_sum);
+            row[j] = power_of_2_below_0(row[j] - log_sum);
             grad_row[j] = row[j] * (grad_row[j] - delta);
         }
         memset(row, 0, from * sizeof(float));
@@ -245,13 +244,21 @@ void attention_backward(const attention_t *a, const gradients_t *g, float *works
 
 int64_t head_floats(int chunk_tokens, int C, int V) { return (int64_t)chunk_tokens * (V + C + 1); }
 
+/* r = (1 - tanh(z / s)) / 2 for x = -2·log2(e)·z / s. */
+static inline float r_of(float x) {
+    x = x < -126.0f ? -126.0f : x;
+    x = x > 126.0f ? 126.0f : x;
+    return 1 / (1 + power_of_2(-x));
+}
+
 /* Turn a row of -2·log2(e)·logits / softcap into the gradient for the logits, up to a factor that is returned.
-   With r = (1 - tanh(z / s)) / 2: exp(s·tanh(z/s)) ∝ 2^(-2·s·log2(e)·r), and 1 - tanh² = 4·(r - r²). */
+   With r as above: exp(s·tanh(z/s)) ∝ 2^(-2·s·log2(e)·r), whose exponent is above -126 for the softcaps that come
+   here, and 1 - tanh² = 4·(r - r²). */
 static float head_row(float *row, int V, int target, float softcap, float *loss) {
     float rate = -2 * softcap * LOG2_E, sum = 0;
-    float of_target = 1 / (1 + power_of_2(-row[target])), slope = of_target - of_target * of_target;
+    float of_target = r_of(row[target]), slope = of_target - of_target * of_target;
     for (int v = 0; v < V; v++) {
-        float r = 1 / (1 + power_of_2(-row[v])), exponential = power_of_2(rate * r);
+        float r = r_of(row[v]), exponential = power_of_2(rate * r);
         sum += exponential;
         row[v] = exponential * (r - r * r);
     }
@@ -260,33 +267,44 @@ static float head_row(float *row, int V, int target, float softcap, float *loss)
     return 4 / sum;
 }
 
-/* x (T, C), weight (V, C). losses (T,): unscaled. Where grad_x (T, C) is not NULL, it and grad_weight, (threads, V,
-   C) and to be summed, become the gradients of factor · Σ losses. workspace of num_threads × head_floats. */
+/* x (T, C), weight (V, C). losses (T,): unscaled. Where grad_x (T, C) is not NULL, it and grad_weight (V, C) become
+   the gradients of factor · Σ losses; grad_weights (num_threads - 1, V, C) is for the other threads' shares.
+   workspace of num_threads × head_floats. */
 void head(const float *x, const float *weight, const int64_t *targets, int T, int C, int V, float softcap,
-          float factor, int chunk_tokens, float *losses, float *grad_x, float *grad_weight, float *workspace,
-          int num_threads) {
-#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
-    for (int thread = 0; thread < num_threads; thread++) {
-        float *logits = workspace + thread * head_floats(chunk_tokens, C, V);
-        float *scaled_x = logits + (int64_t)chunk_tokens * V, *row_scales = scaled_x + (int64_t)chunk_tokens * C;
-        int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
-        for (int start = first; start < past; start += chunk_tokens) {
-            int tokens = least(chunk_tokens, past - start);
-            const float *x_chunk = x + (int64_t)start * C;
-            product('N', 'T', tokens, V, C, -2 * LOG2_E / softcap, x_chunk, C, weight, C, 0, logits, V);
-            for (int i = 0; i < tokens; i++)
-                row_scales[i] = factor * head_row(logits + (int64_t)i * V, V, (int)targets[start + i], softcap,
-                                                  losses + start + i);
-            if (!grad_x) continue;
-            float *grad_chunk = grad_x + (int64_t)start * C;
-            product('N', 'N', tokens, C, V, 1, logits, V, weight, C, 0, grad_chunk, C);
-            for (int i = 0; i < tokens; i++)
-                for (int c = 0; c < C; c++) {
-                    grad_chunk[(int64_t)i * C + c] *= row_scales[i];
-                    scaled_x[(int64_t)i * C + c] = x_chunk[(int64_t)i * C + c] * row_scales[i];
-                }
-            product('T', 'N', V, C, tokens, 1, logits, V, scaled_x, C, start == first ? 0 : 1,
-                    grad_weight + (int64_t)thread * V * C, C);
+          float factor, int chunk_tokens, float *losses, float *grad_x, float *grad_weight, float *grad_weights,
+          float *workspace, int num_threads) {
+    int64_t weights = (int64_t)V * C;
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp for schedule(static, 1)
+        for (int thread = 0; thread < num_threads; thread++) {
+            float *logits = workspace + thread * head_floats(chunk_tokens, C, V);
+            float *scaled_x = logits + (int64_t)chunk_tokens * V, *row_scales = scaled_x + (int64_t)chunk_tokens * C;
+            float *share = thread ? grad_weights + (thread - 1) * weights : grad_weight;
+            int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
+            if (grad_x && first == past) memset(share, 0, weights * sizeof(float));
+            for (int start = first; start < past; start += chunk_tokens) {
+                int tokens = least(chunk_tokens, past - start);
+                const float *x_chunk = x + (int64_t)start * C;
+                product('N', 'T', tokens, V, C, -2 * LOG2_E / softcap, x_chunk, C, weight, C, 0, logits, V);
+                for (int i = 0; i < tokens; i++)
+                    row_scales[i] = factor * head_row(logits + (int64_t)i * V, V, (int)targets[start + i],
+                                                      softcap, losses + start + i);
+                if (!grad_x) continue;
+                float *grad_chunk = grad_x + (int64_t)start * C;
+                product('N', 'N', tokens, C, V, 1, logits, V, weight, C, 0, grad_chunk, C);
+                for (int i = 0; i < tokens; i++)
+                    for (int c = 0; c < C; c++) {
+                        grad_chunk[(int64_t)i * C + c] *= row_scales[i];
+                        scaled_x[(int64_t)i * C + c] = x_chunk[(int64_t)i * C + c] * row_scales[i];
+                    }
+                product('T', 'N', V, C, tokens, 1, logits, V, scaled_x, C, start == first ? 0 : 1, share, C);
+            }
         }
+        if (grad_x)
+#pragma omp for schedule(static)
+            for (int64_t at = 0; at < weights; at++)
+                for (int other = 0; other < num_threads - 1; other++)
+                    grad_weight[at] += grad_weights[other * weights + at];
     }
 }
