@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import first_visible_keys
 from hotlap.attention.native import NativeBackend
-from hotlap.kernels import head
+from hotlap.kernels import head, mlp
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
+from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
 from tests.attention_cases import (
     CASES,
     LONG_CASES,
@@ -117,6 +118,9 @@ def test_what_is_not_a_number_stays_so() -> None:
     x, weight, targets = torch.randn(9, 8), torch.randn(32, 8), torch.arange(9)
     x[3, 0] = float("nan")
     assert softcapped_cross_entropy(x, weight, targets, 15.0).isnan()
+    y = relu_squared_mlp(x, torch.randn(16, 8), torch.randn(8, 16))
+    assert y[3].isnan().all()
+    assert y[[0, 1, 2, 4]].isfinite().all()
 
 
 @needs_kernels
@@ -135,6 +139,37 @@ def test_the_head_agrees_with_plain_on_any_number_of_threads(threads) -> None:
         loss, *gradients = head.loss_and_gradients(x, weight, *given, needs_grad=False)
         assert loss == found[0]
         assert [gradient.numel() for gradient in gradients] == [0, 0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_tokens", [1, 5, 300])
+def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads, monkeypatch) -> None:
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(mlp, "CHUNK_FEATURES", 192 * 32)
+    torch.manual_seed(0)
+    operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    assert mlp.suits(*operands[:2])
+    grad = torch.randn(num_tokens, 48)
+
+    def result_and_gradients(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in operands]
+        result = function(*leaves)
+        return [result.detach(), *torch.autograd.grad(result, leaves, grad.to(dtype))]
+
+    expected = result_and_gradients(plain_relu_squared_mlp, torch.float64)
+    for function in (relu_squared_mlp, torch.compile(relu_squared_mlp, backend="aot_eager", fullgraph=True)):
+        for ours, plain in zip(result_and_gradients(function, torch.float32), expected, strict=True):
+            assert relative_error(ours, plain) < TOLERANCE
+
+
+@needs_kernels
+def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch() -> None:
+    x, expand = torch.empty(4, 1024), torch.empty(4096, 1024)
+    assert not mlp.suits(x, expand)
+    assert not mlp.suits(x[:, :16].double(), expand[:64, :16].double())
+    assert not mlp.suits(x[:, :16].bfloat16(), expand[:64, :16])
+    assert mlp.suits(x[:, :16], expand[:64, :16])
 
 
 @needs_kernels
@@ -160,6 +195,11 @@ def test_operators_keep_their_contract_with_the_compiler() -> None:
         torch.ops.hotlap.native_attention_backward.default,
         (grad, *operands, first_key, out, log_sums, 0.2),
         test_utils=("test_schema", "test_faketensor"),
+    )
+    torch.library.opcheck(
+        torch.ops.hotlap.relu_squared_mlp.default,
+        tuple(torch.randn(shape, requires_grad=True) for shape in ((9, 8), (32, 8), (8, 32))),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static"),
     )
 
 

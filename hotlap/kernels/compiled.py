@@ -42,6 +42,12 @@ def library() -> ctypes.CDLL | None:
     return _load()[0]
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def are_available() -> bool:
+    """Whether there is a library; a compiler takes the answer for granted."""
+    return library() is not None
+
+
 def unavailable() -> str | None:
     """Why there is no library, in a few words; None where there is one."""
     return _load()[1]

@@ -1,7 +1,9 @@
 """The block's MLP, with ReLU² between its two matrices.
 
 Left to autograd it would keep two tensors of T × hidden for the backward, the largest ones of a block, and
-walk them six times. Here relu(h) alone is kept, and its square is computed again. Shapes: T tokens, C width.
+walk them six times. Here relu(h) alone is kept, and its square is computed again. Kernels in C, where there
+are any, take some tokens at a time through both matrices, so that what lies between stays in a core's cache.
+Shapes: T tokens, C width, F hidden features.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
+from hotlap.kernels import mlp as kernel
 from hotlap.model.layers import Matrix
 from hotlap.model.products import linear, plain_linear, weight_gradient
 
@@ -43,8 +46,56 @@ class _ReluSquaredMLP(torch.autograd.Function):
         )
 
 
+# One opaque node for the compiler.
+@torch.library.custom_op("hotlap::relu_squared_mlp", mutates_args=())
+def _native(x_TC: Tensor, expand: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and relu(h), (T, F), for the backward."""
+    return kernel.forward(x_TC, expand, out)
+
+
+@torch.library.custom_op("hotlap::relu_squared_mlp_backward", mutates_args=())
+def _native_backward(
+    grad_TC: Tensor, x_TC: Tensor, expand: Tensor, out: Tensor, hidden_TF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return kernel.backward(grad_TC, x_TC, expand, out, hidden_TF)
+
+
+@_native.register_fake
+def _(x_TC: Tensor, expand: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    del out
+    return x_TC.new_empty(x_TC.shape), x_TC.new_empty(len(x_TC), len(expand))
+
+
+@_native_backward.register_fake
+def _(
+    grad_TC: Tensor, x_TC: Tensor, expand: Tensor, out: Tensor, hidden_TF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    del grad_TC, hidden_TF
+    return x_TC.new_empty(x_TC.shape), expand.new_empty(expand.shape), out.new_empty(out.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    hidden_TF = output[1]
+    ctx.save_for_backward(*inputs, hidden_TF)
+    ctx.mark_non_differentiable(hidden_TF)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx: Any, grad_TC: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad_TC is None:
+        return (None,) * 3
+    gradients: tuple[Tensor, ...] = _native_backward(grad_TC, *ctx.saved_tensors)
+    return gradients
+
+
+_native.register_autograd(_autograd, setup_context=_setup_context)
+
+
 def relu_squared_mlp(x_TC: Tensor, expand: Tensor, out: Tensor) -> Tensor:
     """As the plain version, in less memory, which a compiler sees to by itself."""
+    if kernel.suits(x_TC, expand):
+        y_TC: Tensor = _native(x_TC, expand, out)[0]
+        return y_TC
     if torch.compiler.is_compiling():
         return linear(F.relu(linear(x_TC, expand)).square(), out)
     result: Tensor = _ReluSquaredMLP.apply(x_TC, expand, out)  # type: ignore[no-untyped-call]

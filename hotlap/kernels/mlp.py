@@ -1,0 +1,61 @@
+"""The MLP's kernels, called with tensors. Shapes: T tokens, C width, F hidden features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.compiled import are_available, needed_library, pointer
+
+# Every chunk of a thread goes through both weights, which must therefore come from a cache.
+MOST_WEIGHTS = 2**19
+# Of a thread's chunk, so that they stay in its core's cache between the passes.
+CHUNK_FEATURES = 2**17
+
+
+def suits(x_TC: Tensor, expand_FC: Tensor) -> bool:
+    """Whether the kernels are there, take such operands and are the faster way."""
+    in_float32 = x_TC.dtype == expand_FC.dtype == torch.float32
+    is_small = expand_FC.numel() <= MOST_WEIGHTS
+    return x_TC.device.type == "cpu" and in_float32 and is_small and are_available()
+
+
+def _chunk_tokens(num_tokens: int, num_features: int, threads: int) -> int:
+    return max(1, min(CHUNK_FEATURES // num_features, -(-num_tokens // threads)))
+
+
+def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Tensor]:
+    """relu(x · expandᵀ)² · outᵀ, and relu(x · expandᵀ), (T, F)."""
+    kernels, threads = needed_library(), torch.get_num_threads()
+    (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
+    chunk_tokens = _chunk_tokens(num_tokens, num_features, threads)
+    operands = [x.contiguous() for x in (x_TC, expand_FC, out_CF)]
+    y_TC, hidden_TF = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens, num_features)
+    workspace = x_TC.new_empty(threads, chunk_tokens, num_features)
+    kernels.mlp_forward(
+        *map(pointer, operands),
+        *(num_tokens, width, num_features, chunk_tokens),
+        *map(pointer, (y_TC, hidden_TF, workspace)),
+        threads,
+    )
+    return y_TC, hidden_TF
+
+
+def backward(
+    grad_TC: Tensor, x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor, hidden_TF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients for x, expand and out, from that for the result."""
+    kernels, threads = needed_library(), torch.get_num_threads()
+    (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
+    chunk_tokens = _chunk_tokens(num_tokens, num_features, threads)
+    operands = [x.contiguous() for x in (grad_TC, x_TC, expand_FC, out_CF, hidden_TF)]
+    grad_x, grad_expand, grad_out = (x.new_empty(x.shape) for x in (x_TC, expand_FC, out_CF))
+    shares = x_TC.new_empty(2, threads - 1, num_features * width)
+    workspace = x_TC.new_empty(threads, 2, chunk_tokens, num_features)
+    kernels.mlp_backward(
+        *map(pointer, operands),
+        *(num_tokens, width, num_features, chunk_tokens),
+        *map(pointer, (grad_x, grad_expand, grad_out, shares, workspace)),
+        threads,
+    )
+    return grad_x, grad_expand, grad_out
