@@ -32,7 +32,7 @@ from hotlap.data.corpora import find_corpus
 from hotlap.data.prepare import Settings, prepare
 from hotlap.data.sources import TextsSource
 from hotlap.data.tokenizing import is_validation
-from hotlap.data.wheels import cache_directory
+from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
 from hotlap.model import build_model
 from hotlap.optim.groups import build_optimizers

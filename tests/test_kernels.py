@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import first_visible_keys
@@ -16,7 +17,9 @@ from hotlap.attention.native import NativeBackend
 from hotlap.kernels import head, mlp
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
+from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
+from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
 from tests.attention_cases import (
     CASES,
     LONG_CASES,
@@ -141,6 +144,58 @@ def test_the_head_agrees_with_plain_on_any_number_of_threads(threads) -> None:
         assert [gradient.numel() for gradient in gradients] == [0, 0]
 
 
+def result_and_gradients(
+    function: Callable[..., Tensor], operands: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    leaves = [x.to(dtype).requires_grad_() for x in operands]
+    result = function(*leaves)
+    grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [result.detach(), *torch.autograd.grad(result, leaves, grad.to(dtype))]
+
+
+def turned(x: Tensor, norm: Callable[[Tensor, Rotation], Tensor]) -> Tensor:
+    rotation = Rotary(x.shape[-1], "half", 1024.0, len(x)).double().at(torch.arange(len(x)), torch.float64)
+    return norm(x, Rotation(*(angles.to(x.dtype) for angles in rotation)))
+
+
+# name: (fast, plain, shapes of the operands)
+PASSES = {
+    "norm": (rms_norm, plain_rms_norm, [(300, 48)]),
+    "norm of one token": (rms_norm, plain_rms_norm, [(1, 7)]),
+    "norm of heads": (rms_norm, plain_rms_norm, [(60, 3, 16)]),
+    "rotation": (
+        lambda x: turned(x, norm_and_rotate),
+        lambda x: turned(x, plain_norm_and_rotate),
+        [(300, 3, 16)],
+    ),
+    "mix": (mix, plain_mix, [(2,), (300, 48), (300, 48)]),
+    "mix of heads": (mix, plain_mix, [(2,), (5, 3, 7), (5, 3, 7)]),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("case", PASSES)
+def test_passes_agree_with_plain_on_any_number_of_threads(case, threads) -> None:
+    torch.set_num_threads(threads)
+    fast, plain, shapes = PASSES[case]
+    torch.manual_seed(0)
+    operands = [torch.randn(shape) for shape in shapes]
+    found = result_and_gradients(fast, operands, torch.float32)
+    for ours, oracle in zip(found, result_and_gradients(plain, operands, torch.float64), strict=True):
+        assert ours.dtype == torch.float32
+        assert relative_error(ours, oracle) < TOLERANCE
+
+
+@needs_kernels
+def test_passes_take_what_does_not_lie_together_and_rows_of_zeros() -> None:
+    x = torch.randn(5, 6, 16)[:, :4]
+    torch.testing.assert_close(rms_norm(x), plain_rms_norm(x))
+    a, b, weights = torch.randn(16, 5).T, torch.randn(5, 16), torch.tensor([0.3, -2.0])
+    torch.testing.assert_close(mix(weights, a, b), plain_mix(weights, a, b))
+    assert rms_norm(torch.zeros(3, 8)).eq(0).all()
+
+
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("num_tokens", [1, 5, 300])
@@ -150,17 +205,21 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads,
     torch.manual_seed(0)
     operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
     assert mlp.suits(*operands[:2])
-    grad = torch.randn(num_tokens, 48)
+    expected = result_and_gradients(plain_relu_squared_mlp, operands, torch.float64)
+    for ours, plain in zip(
+        result_and_gradients(relu_squared_mlp, operands, torch.float32), expected, strict=True
+    ):
+        assert relative_error(ours, plain) < TOLERANCE
 
-    def result_and_gradients(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [x.to(dtype).requires_grad_() for x in operands]
-        result = function(*leaves)
-        return [result.detach(), *torch.autograd.grad(result, leaves, grad.to(dtype))]
 
-    expected = result_and_gradients(plain_relu_squared_mlp, torch.float64)
-    for function in (relu_squared_mlp, torch.compile(relu_squared_mlp, backend="aot_eager", fullgraph=True)):
-        for ours, plain in zip(result_and_gradients(function, torch.float32), expected, strict=True):
-            assert relative_error(ours, plain) < TOLERANCE
+@needs_kernels
+def test_a_compiler_takes_the_mlp_as_it_is() -> None:
+    torch.compiler.reset()
+    operands = [torch.randn(300, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    compiled = torch.compile(relu_squared_mlp, backend="aot_eager", fullgraph=True)
+    expected = result_and_gradients(relu_squared_mlp, operands, torch.float32)
+    for ours, eager in zip(result_and_gradients(compiled, operands, torch.float32), expected, strict=True):
+        assert torch.equal(ours, eager)
 
 
 @needs_kernels
@@ -199,7 +258,12 @@ def test_operators_keep_their_contract_with_the_compiler() -> None:
     torch.library.opcheck(
         torch.ops.hotlap.relu_squared_mlp.default,
         tuple(torch.randn(shape, requires_grad=True) for shape in ((9, 8), (32, 8), (8, 32))),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static"),
+        test_utils=(
+            "test_schema",
+            "test_autograd_registration",
+            "test_faketensor",
+            "test_aot_dispatch_static",
+        ),
     )
 
 

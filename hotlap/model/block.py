@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.config import ModelConfig
-from hotlap.model.layers import Matrix, rms_norm
+from hotlap.model.layers import Matrix, mix, rms_norm
 from hotlap.model.mlp import MLP
 from hotlap.model.products import linear
 from hotlap.model.roles import Role
@@ -65,8 +65,7 @@ class Attention(nn.Module):
         if self.value_mix.ndim == 0:
             other = v if mixed_in is None else mixed_in
             return (1 - self.value_mix) * v + self.value_mix * other.to(v.dtype)
-        own = self.value_mix[0] * v
-        return own if mixed_in is None else own + self.value_mix[1] * mixed_in.to(v.dtype)
+        return self.value_mix[0] * v if mixed_in is None else mix(self.value_mix, v, mixed_in.to(v.dtype))
 
 
 class Block(nn.Module):
@@ -82,7 +81,7 @@ class Block(nn.Module):
         self, x: Tensor, x0: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor | None]:
         """The residual stream after the block, and the values of its attention (None without attention)."""
-        x = self.residual_mix[0] * x + self.residual_mix[1] * x0
+        x = mix(self.residual_mix, x, x0)
         values = None
         if self.attention is not None:
             y, values = self.attention(rms_norm(x), mixed_in, rotation, plan)

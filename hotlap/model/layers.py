@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hotlap.kernels import passes
 from hotlap.model.products import linear
 from hotlap.model.roles import Role
 
@@ -28,14 +29,18 @@ def norm_gradient(grad: Tensor, normed: Tensor, inverse_rms: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        scale = inverse_rms(x)
-        normed = (x * scale).to(x.dtype)
+        if passes.suit(x):
+            normed, scale = passes.norm(x)
+        else:
+            scale = inverse_rms(x)
+            normed = (x * scale).to(x.dtype)
         ctx.save_for_backward(normed, scale)
         return normed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return norm_gradient(grad, *ctx.saved_tensors)
+        gradient = passes.norm_backward if passes.suit(grad) else norm_gradient
+        return gradient(grad, *ctx.saved_tensors)
 
 
 def plain_rms_norm(x: Tensor) -> Tensor:
@@ -48,6 +53,30 @@ def rms_norm(x: Tensor) -> Tensor:
     if x.is_cuda or torch.compiler.is_compiling():
         return plain_rms_norm(x)
     result: Tensor = _RmsNorm.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(weights_2, a, b)
+        return passes.mix(weights_2, a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return passes.mix_backward(grad, *ctx.saved_tensors)
+
+
+def plain_mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The reference: weights[0] · a + weights[1] · b."""
+    return weights_2[0] * a + weights_2[1] * b
+
+
+def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """As the plain version, in one pass each way where there are kernels in C."""
+    if torch.compiler.is_compiling() or not passes.suit(weights_2, a, b):
+        return plain_mix(weights_2, a, b)
+    result: Tensor = _Mix.apply(weights_2, a, b)  # type: ignore[no-untyped-call]
     return result
 
 

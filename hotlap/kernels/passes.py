@@ -1,0 +1,81 @@
+"""Kernels that pass once over activations, called with tensors: norm with rotation, and a sum of two.
+
+Shapes: T tokens, H heads, D features of each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.compiled import are_available, needed_library, pointer
+
+EPSILON = torch.finfo(torch.float32).eps  # as rms_norm's default
+
+
+def suit(*operands: Tensor) -> bool:
+    """Whether the kernels are there and take such operands."""
+    fit = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
+    return fit and are_available()
+
+
+def norm(x_THD: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x / RMS, turned where there are angles; and 1 / RMS, (T, H, 1). Without heads, (T, D) and (T, 1)."""
+    x = x_THD.contiguous()
+    out, inverse_rms = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
+    needed_library().norm_forward(
+        *(pointer(x), *_angles(cos, sin), *_sizes(x), ctypes.c_float(EPSILON)),
+        *(pointer(out), pointer(inverse_rms), torch.get_num_threads()),
+    )
+    return out, inverse_rms
+
+
+def norm_backward(
+    grad: Tensor, out: Tensor, inverse_rms: Tensor, cos: Tensor | None = None, sin: Tensor | None = None
+) -> Tensor:
+    """The gradient for x, from that for `out`."""
+    grad, grad_x = grad.contiguous(), out.new_empty(out.shape)
+    needed_library().norm_backward(
+        *(pointer(grad), pointer(out), pointer(inverse_rms), *_angles(cos, sin), *_sizes(out)),
+        *(pointer(grad_x), torch.get_num_threads()),
+    )
+    return grad_x
+
+
+def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """weights[0] · a + weights[1] · b."""
+    a, b = a.contiguous(), b.contiguous()
+    out = a.new_empty(a.shape)
+    needed_library().mix_forward(
+        *(pointer(x) for x in (weights_2, a, b)),
+        *(ctypes.c_int64(a.numel()), pointer(out), torch.get_num_threads()),
+    )
+    return out
+
+
+def mix_backward(grad: Tensor, weights_2: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients for the weights, a and b."""
+    operands = [x.contiguous() for x in (grad, weights_2, a, b)]
+    grad_a, grad_b = a.new_empty(a.shape), b.new_empty(b.shape)
+    rows = len(a)
+    by_row = a.new_empty(rows, 2)
+    needed_library().mix_backward(
+        *map(pointer, operands),
+        *(rows, a[:1].numel()),
+        *(pointer(x) for x in (grad_a, grad_b, by_row)),
+        torch.get_num_threads(),
+    )
+    return by_row.sum(0), grad_a, grad_b
+
+
+def _angles(cos: Tensor | None, sin: Tensor | None) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    if cos is None or sin is None:
+        return ctypes.c_void_p(), ctypes.c_void_p()
+    assert all(angles.is_contiguous() for angles in (cos, sin)), "angles come as rows of a table"
+    return pointer(cos), pointer(sin)
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    return len(x), x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
