@@ -237,6 +237,17 @@ SWEEPS = {
             {"2 x 96": {}, "2 x 80": {"model.width": 80}},
         ),
     ),
+    "pairs": Sweep(
+        "Which optimizer should the table of pairs have, in equal time?",
+        "softcap",
+        "nano",
+        seeds=3,
+        by_time=True,
+        variants=_variants(
+            {**TWO_NARROW_LAYERS, "model.bigram_rows": 32_768},
+            {"adam": {}, "row-rms": {"optim.pairs": "row-rms"}},
+        ),
+    ),
     "pico": Sweep(
         "Does what was found at nano also win at pico, in equal time?",
         "softcap",

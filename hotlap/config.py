@@ -216,7 +216,7 @@ class MuonConfig:
 
 @dataclass(frozen=True)
 class AdamConfig:
-    embed_lr: float = setting(0.6, "learning rate of token and value embeddings")
+    embed_lr: float = setting(0.6, "learning rate of token, pair and value embeddings")
     head_lr: float = setting(0.008, "learning rate of the output layer")
     scalar_lr: float = setting(0.04, "learning rate of mixing weights and norm gains")
     matrix_lr: float = setting(0.0006, "learning rate of matrices when optim.matrices is adamw")
@@ -235,6 +235,9 @@ class AdamConfig:
 class OptimConfig:
     matrices: Literal["muon", "adamw"] = setting(
         "muon", "which optimizer takes the matrices inside the blocks"
+    )
+    pairs: Literal["adam", "row-rms"] = setting(
+        "adam", "which optimizer takes the table of token pairs; row-rms leaves rows without a gradient alone"
     )
     clip_norm: float = setting(0.0, "global gradient norm is clipped to this; 0 does not clip")
     muon: MuonConfig = section(MuonConfig, "Muon")

@@ -10,10 +10,12 @@ hash would let frequent ones meet by chance. Shapes: T tokens, C width.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from hotlap.model.layers import Table
+from hotlap.model.roles import Role
 
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
@@ -31,10 +33,16 @@ def bigram_rows(tokens_T: Tensor, previous_T: Tensor, num_rows: int) -> Tensor:
     return (previous_stride(num_rows) * previous_T.long() + tokens_T.long()) % num_rows
 
 
+class PairTable(Table):
+    """A `Table` that another optimizer group may take: a step touches few of its rows."""
+
+    roles: ClassVar[dict[str, Role]] = {"weight": "pairs"}
+
+
 class BigramEmbedding(nn.Module):
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()
-        self.table = Table(num_rows, width)
+        self.table = PairTable(num_rows, width)
         # What a pair adds to its token is learned from nothing.
         nn.init.zeros_(self.table.weight)
 

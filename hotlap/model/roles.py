@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-Role = Literal["matrix", "embedding", "head", "scalar"]
+Role = Literal["matrix", "embedding", "pairs", "head", "scalar"]
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:

@@ -22,8 +22,9 @@ from hotlap.optim.exchange import OnEvent
 from hotlap.optim.gradients import check_gradients
 from hotlap.optim.muon import Muon
 from hotlap.optim.parameters import check_matrices, check_unique
+from hotlap.optim.row_rms import RowRms
 
-ROLES = ("matrix", "embedding", "head", "scalar")
+ROLES = ("matrix", "embedding", "pairs", "head", "scalar")
 
 
 class RoutedParameter(NamedTuple):
@@ -113,6 +114,8 @@ def route(
             routes.append(
                 Route(name, tensor, role, "muon", muon.lr, muon.weight_decay, owner_of[name], count, factor)
             )
+        elif role == "pairs" and config.pairs == "row-rms":
+            routes.append(Route(name, tensor, role, "row-rms", config.adam.embed_lr, 0.0, owner=None))
         else:
             decay = config.adam.weight_decay if role != "scalar" and tensor.ndim >= 2 else 0.0
             optimizer = "adamw" if config.adam.weight_decay else "adam"
@@ -128,10 +131,11 @@ def build_optimizers(
     process_group: dist.ProcessGroup | None = None,
     on_event: OnEvent | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Muon and Adam, whichever the table names. `initial_lr` of each group is what schedules multiply."""
+    """Muon, Adam, RowRms, as the table names them. `initial_lr` of a group is what schedules multiply."""
     optimizers: list[torch.optim.Optimizer] = []
     in_muon = [route for route in routing.routes if route.optimizer == "muon"]
-    in_adam = [route for route in routing.routes if route.optimizer != "muon"]
+    in_row_rms = [route for route in routing.routes if route.optimizer == "row-rms"]
+    in_adam = [route for route in routing.routes if route.optimizer in ("adam", "adamw")]
     if in_muon:
         muon = routing.config.muon
         optimizers.append(
@@ -157,6 +161,8 @@ def build_optimizers(
         )
     if in_adam:
         optimizers.append(_build_adam(in_adam, routing.config.adam, check_finite))
+    if in_row_rms:
+        optimizers.append(_build_row_rms(in_row_rms, routing.config.adam, check_finite))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
@@ -177,16 +183,31 @@ def apply_schedule(
 def _build_adam(
     routes: Sequence[Route], adam: AdamConfig, check_finite: bool | None
 ) -> torch.optim.Optimizer:
-    """Fused Adam that refuses missing and broken gradients as Muon does, not skipping or taking them."""
+    kind = torch.optim.AdamW if adam.weight_decay else torch.optim.Adam
+    optimizer = kind(_adam_groups(routes), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
+    _refuse_bad_gradients(optimizer, routes, check_finite)
+    return optimizer
+
+
+def _build_row_rms(
+    routes: Sequence[Route], adam: AdamConfig, check_finite: bool | None
+) -> torch.optim.Optimizer:
+    named = [(route.name, route.tensor) for route in routes]
+    optimizer = RowRms(named, lr=adam.embed_lr, beta2=adam.beta2, eps=adam.eps)
+    _refuse_bad_gradients(optimizer, routes, check_finite)
+    return optimizer
+
+
+def _refuse_bad_gradients(
+    optimizer: torch.optim.Optimizer, routes: Sequence[Route], check_finite: bool | None
+) -> None:
+    """Missing and broken gradients are refused as Muon does, not skipped or taken."""
     parameters = {route.name: route.tensor for route in routes}
 
     def check(*_: Any) -> None:
         check_gradients(parameters, check_finite)
 
-    kind = torch.optim.AdamW if adam.weight_decay else torch.optim.Adam
-    optimizer = kind(_adam_groups(routes), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
     optimizer.register_step_pre_hook(check)
-    return optimizer
 
 
 def _adam_lr(role: str, config: OptimConfig) -> float:
@@ -194,6 +215,7 @@ def _adam_lr(role: str, config: OptimConfig) -> float:
     of_role = {
         "matrix": adam.matrix_lr,
         "embedding": adam.embed_lr,
+        "pairs": adam.embed_lr,
         "head": adam.head_lr,
         "scalar": adam.scalar_lr,
     }

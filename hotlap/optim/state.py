@@ -1,7 +1,7 @@
 """Optimizer state as named tensors: what a checkpoint stores, the same for any number of ranks.
 
 A tensor is called `parameter/entry`, such as `blocks.0.mlp.up/momentum`. Muon's entries come from their
-owners; Adam's are equal on all ranks. Restoring is bit for bit, and refuses what does not fit before it
+owners; the others' are equal on all ranks. Restoring is bit for bit, and refuses what does not fit before it
 changes anything.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotlap.errors import CheckpointError
 from hotlap.optim.muon import Muon
+from hotlap.optim.row_rms import RowRms
 
 
 def gather_state(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
@@ -37,11 +38,7 @@ def restore_state(optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         by_name.setdefault(name, {})[entry] = value
-    expected_entries = {
-        name: {"momentum"} if isinstance(optimizer, Muon) else {"step", "exp_avg", "exp_avg_sq"}
-        for optimizer in optimizers
-        for name in _named(optimizer)
-    }
+    expected_entries = {name: _entries(optimizer) for optimizer in optimizers for name in _named(optimizer)}
     shapes = {name: tensor.shape for optimizer in optimizers for name, tensor in _named(optimizer).items()}
     _check_fit(by_name, expected_entries, shapes)
     for optimizer in optimizers:
@@ -58,6 +55,12 @@ def restore_state(optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[
         optimizer.load_state_dict(state_dict)
 
 
+def _entries(optimizer: torch.optim.Optimizer) -> set[str]:
+    if isinstance(optimizer, Muon):
+        return {"momentum"}
+    return {"step", "exp_avg_sq"} if isinstance(optimizer, RowRms) else {"step", "exp_avg", "exp_avg_sq"}
+
+
 def _named(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
         name: tensor
@@ -71,10 +74,10 @@ def _check_fit(
     expected_entries: Mapping[str, set[str]],
     shapes: Mapping[str, torch.Size],
 ) -> None:
-    adam_has_stepped = any("exp_avg" in entries for entries in saved.values())
+    has_stepped = any("step" in entries for entries in saved.values())
     for name, entries in expected_entries.items():
-        # Adam has no state before its first step.
-        wanted = entries if adam_has_stepped or entries == {"momentum"} else set()
+        # Adam and RowRms have no state before their first step.
+        wanted = entries if has_stepped or entries == {"momentum"} else set()
         found = saved.get(name, {})
         misfit = next((e for e, t in found.items() if e != "step" and t.shape != shapes[name]), None)
         if set(found) != wanted or misfit:

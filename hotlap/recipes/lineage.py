@@ -215,6 +215,7 @@ _add(
         "optim.muon.newton_schulz_steps": 4,
         "optim.muon.weight_decay": 0.1,
         "optim.muon.cautious_weight_decay": True,
+        "optim.pairs": "row-rms",
         "optim.adam.head_lr": 0.016,
         "optim.adam.beta2": 0.98,
         "schedule.cooldown_fraction": 0.6,

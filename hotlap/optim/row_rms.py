@@ -1,0 +1,60 @@
+"""RowRms: RMSprop, row by row, for a table of which each step touches only some rows.
+
+Adam walks the whole of such a table in every step, to let moments decay where there is no gradient. Here a
+row without a gradient stays as it is, its second moment too, and there is no first moment: that would go on
+moving a row which nobody asks for, or stand still with it. Divided by the root of the second moment alone, a
+row that comes up rarely moves about as far as Adam would carry it after its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels import tables
+
+
+class RowRms(torch.optim.Optimizer):
+    """For (name, table) pairs. `lr` may change between steps."""
+
+    def __init__(self, params: Sequence[tuple[str, Tensor]], lr: float, *, beta2: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self._beta2, self._eps = beta2, eps
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        assert closure is None, "gradients are computed before the step"
+        for group in self.param_groups:
+            for table in group["params"]:
+                state = self.state[table]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg_sq"] = torch.zeros_like(table)
+                state["step"] += 1
+                # Early on, the second moment is still too small by this.
+                correction = 1 - self._beta2 ** state["step"].item()
+                given = (
+                    table,
+                    table.grad,
+                    state["exp_avg_sq"],
+                    group["lr"],
+                    self._beta2,
+                    correction,
+                    self._eps,
+                )
+                if tables.suit(table, table.grad):
+                    tables.step_rows(*given)
+                else:
+                    plain_step_rows(*given)
+        return None
+
+
+def plain_step_rows(
+    table: Tensor, grad: Tensor, squares: Tensor, lr: float, beta2: float, correction: float, eps: float
+) -> None:
+    """The reference. A row of `squares` goes to grad² by 1 − beta2, where it has a gradient at all."""
+    touched = grad.ne(0).any(dim=1, keepdim=True)
+    squares.lerp_(grad.square(), torch.where(touched, 1 - beta2, 0.0).to(squares.dtype))
+    table.addcdiv_(grad, (squares / correction).sqrt_().add_(eps), value=-lr)
