@@ -1,4 +1,4 @@
-"""Attention and the head in C, for float32 on a CPU. `compiled.py` compiles and finds them."""
+"""What a CPU computes in float32, in C. `compiled.py` compiles it; the other modules call it with tensors."""
 
 from hotlap.kernels.compiled import library, unavailable
 

@@ -11,7 +11,7 @@ from hotlap.kernels.compiled import needed_library, pointer
 
 
 class _Attention(ctypes.Structure):
-    """`attention_t` of kernels.c."""
+    """`attention_t` of attention.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "first_key")),
@@ -21,7 +21,7 @@ class _Attention(ctypes.Structure):
 
 
 class _Gradients(ctypes.Structure):
-    """`gradients_t` of kernels.c."""
+    """`gradients_t` of attention.c."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("grad", "out", "log_sums", "grad_q", "grad_k", "grad_v")

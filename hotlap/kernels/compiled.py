@@ -1,9 +1,9 @@
 """Kernels in C for float32 on a CPU, compiled when first needed, or the reason why there are none.
 
-They take what PyTorch's own operators cannot keep in a core's cache: attention and the head, from the first
-product to the last. The compiler needs half a second and no headers but its own; what it made is kept in the
-cache, one file for each kind of processor. Nothing depends on it: without a C compiler, with another BLAS, or
-with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
+They take what PyTorch's own operators cannot keep in a core's cache: attention, the MLP and the head, from
+the first product to the last. The compiler needs a second and no headers but its own; what it made is kept in
+the cache, one file for each kind of processor. Nothing depends on it: without a C compiler, with another
+BLAS, or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from hotlap.files import cache_directory
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 # Sums may be taken in another order, as a vectorised sum is; NaN and infinity keep their meaning.
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-math-errno",
@@ -100,7 +100,8 @@ def _compiled() -> Path:
         # Other processes may be compiling too; whoever is last replaces equal by equal.
         with tempfile.TemporaryDirectory(dir=path.parent) as directory:
             made = Path(directory) / path.name
-            _run([compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"])
+            files = [str(source) for source in SOURCES if source.suffix == ".c"]
+            _run([compiler, *FLAGS, *files, "-o", str(made), "-lm"])
             made.replace(path)
     return path
 
@@ -109,7 +110,7 @@ def _fingerprint(compiler: str) -> str:
     """Of all that the result depends on: a cache may be shared by different machines."""
     version = _run([compiler, "--version"])
     target = _run([compiler, "-march=native", "-Q", "--help=target"], may_fail=True)
-    parts = (SOURCE.read_text(), *FLAGS, version, target, platform.machine())
+    parts = (*(source.read_text() for source in SOURCES), *FLAGS, version, target, platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

@@ -1,0 +1,198 @@
+/* Masked attention, as in hotlap/attention/blocked.py. */
+
+#include "common.h"
+
+/* Queries of a tile: fewer have slower products, more compute more of what the mask hides. Keys of which two tiles of
+   scores fit a core's cache. */
+enum { TILE = 64, KEYS_AT_ONCE = 512 };
+
+/* A difference to a maximum, or to a logarithm that is as large: below zero but for rounding. */
+static inline float power_of_2_below_0(float x) { return power_of_2(x < -126.0f ? -126.0f : x); }
+
+/* q, out and their gradients are (T, H, D), k and v (T, G, D); heads lie side by side, tokens so far apart. */
+typedef struct {
+    const float *q, *k, *v;
+    const int32_t *first_key; /* (T,): query t sees the keys first_key[t] … t; never decreasing */
+    int32_t T, H, G, D, q_stride, k_stride, v_stride;
+    float scale;
+} attention_t;
+
+typedef struct { int first, past; } range_t;
+
+/* A thread's share of the (key/value head, tile) pairs, counted head by head: equal numbers of keys. */
+static range_t share(const attention_t *a, int thread, int num_threads) {
+    int tiles = (a->T + TILE - 1) / TILE;
+    int64_t keys_of_head = 0, before = 0;
+    for (int tile = 0; tile < tiles; tile++)
+        keys_of_head += least((tile + 1) * TILE, a->T) - a->first_key[tile * TILE];
+    int64_t from = keys_of_head * a->G * thread / num_threads;
+    int64_t to = keys_of_head * a->G * (thread + 1) / num_threads;
+    range_t found = {a->G * tiles, a->G * tiles};
+    for (int pair = 0; pair < a->G * tiles; pair++) {
+        if (before >= from && found.first == a->G * tiles) found.first = pair;
+        if (before >= to) { found.past = pair; break; }
+        int tile = pair % tiles;
+        before += least((tile + 1) * TILE, a->T) - a->first_key[tile * TILE];
+    }
+    return found;
+}
+
+/* Rows of scores lie so far apart: a multiple of a cache line, and no power of two, which would share lines. */
+static inline int row_stride(int keys) { return (keys + 15) / 16 * 16 + 16; }
+
+/* The most keys that a tile's first query sees before the tile. */
+static int most_keys_before(const attention_t *a) {
+    int most = 0;
+    for (int first = 0; first < a->T; first += TILE)
+        if (first - a->first_key[first] > most) most = first - a->first_key[first];
+    return most;
+}
+
+/* Floats of workspace a thread. */
+int64_t attention_forward_floats(const attention_t *a) {
+    return (int64_t)TILE * row_stride(most_keys_before(a) + TILE);
+}
+
+static void forward_tile(const attention_t *a, int first, int kv_head, int head, float *scores, float *out,
+                         float *log_sums) {
+    int D = a->D, queries = least(TILE, a->T - first), first_key = a->first_key[first];
+    int keys = first + queries - first_key, stride = row_stride(keys), out_stride = a->H * D;
+    const float *k = a->k + (int64_t)first_key * a->k_stride + kv_head * D;
+    const float *v = a->v + (int64_t)first_key * a->v_stride + kv_head * D;
+    float inverse_sums[TILE];
+    product('N', 'T', queries, keys, D, a->scale * LOG2_E, a->q + (int64_t)first * a->q_stride + head * D,
+            a->q_stride, k, a->k_stride, 0, scores, stride);
+    for (int i = 0; i < queries; i++) {
+        float *row = scores + (int64_t)i * stride;
+        int from = a->first_key[first + i] - first_key, past = first + i - first_key + 1;
+        float most = row[from], sum = 0;
+#pragma omp simd reduction(max : most)
+        for (int j = from; j < past; j++) most = row[j] > most ? row[j] : most;
+        for (int j = from; j < past; j++) {
+            row[j] = power_of_2_below_0(row[j] - most);
+            sum += row[j];
+        }
+        memset(row, 0, from * sizeof(float));
+        memset(row + past, 0, (keys - past) * sizeof(float));
+        inverse_sums[i] = 1 / sum;
+        log_sums[(int64_t)head * a->T + first + i] = most + log2f(sum);
+    }
+    out += (int64_t)first * out_stride + head * D;
+    product('N', 'N', queries, D, keys, 1, scores, stride, v, a->v_stride, 0, out, out_stride);
+    for (int i = 0; i < queries; i++)
+        for (int d = 0; d < D; d++) out[(int64_t)i * out_stride + d] *= inverse_sums[i];
+}
+
+/* out (T, H, D); log_sums (H, T): log2 of each query's sum of exponentials; workspace of num_threads ×
+   attention_forward_floats. */
+void attention_forward(const attention_t *a, float *out, float *log_sums, float *workspace, int num_threads) {
+    int64_t floats_a_thread = attention_forward_floats(a);
+    int tiles = (a->T + TILE - 1) / TILE, heads_per_kv = a->H / a->G;
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
+    for (int thread = 0; thread < num_threads; thread++) {
+        range_t pairs = share(a, thread, num_threads);
+        for (int pair = pairs.first; pair < pairs.past; pair++)
+            for (int head = 0; head < heads_per_kv; head++)
+                forward_tile(a, pair % tiles * TILE, pair / tiles, pair / tiles * heads_per_kv + head,
+                             workspace + thread * floats_a_thread, out, log_sums);
+    }
+}
+
+typedef struct {
+    const float *grad, *out, *log_sums; /* grad and out (T, H, D) without gaps */
+    float *grad_q, *grad_k, *grad_v;    /* without gaps; of k and v zero at the start */
+} gradients_t;
+
+/* Keys before the first tile of a thread belong to another one. What is added to them waits here. */
+typedef struct { float *k, *v; int kv_head, first, past; } spill_t;
+
+/* Floats of workspace a thread. */
+int64_t attention_backward_floats(const attention_t *a) {
+    return 2 * (int64_t)TILE * row_stride(KEYS_AT_ONCE) + 2 * (int64_t)most_keys_before(a) * a->D;
+}
+
+/* The scores of `keys` keys from `first_key` on, and what they add to the gradients. */
+static void backward_keys(const attention_t *a, const gradients_t *g, int first, int kv_head, int head,
+                          int first_key, int keys, const float *deltas, float *workspace, float *grad_k,
+                          float *grad_v, int grad_stride, int is_first) {
+    int D = a->D, H = a->H, queries = least(TILE, a->T - first), stride = row_stride(KEYS_AT_ONCE);
+    float *scores = workspace, *grad_scores = workspace + TILE * stride;
+    const float *q = a->q + (int64_t)first * a->q_stride + head * D;
+    const float *k = a->k + (int64_t)first_key * a->k_stride + kv_head * D;
+    const float *v = a->v + (int64_t)first_key * a->v_stride + kv_head * D;
+    const float *grad = g->grad + ((int64_t)first * H + head) * D;
+    product('N', 'T', queries, keys, D, a->scale * LOG2_E, q, a->q_stride, k, a->k_stride, 0, scores, stride);
+    product('N', 'T', queries, keys, D, 1, grad, H * D, v, a->v_stride, 0, grad_scores, stride);
+    for (int i = 0; i < queries; i++) {
+        float *row = scores + i * stride, *grad_row = grad_scores + i * stride;
+        float log_sum = g->log_sums[(int64_t)head * a->T + first + i], delta = deltas[i];
+        int from = a->first_key[first + i] - first_key, past = least(first + i - first_key + 1, keys);
+        from = from < 0 ? 0 : least(from, keys);
+        past = past < from ? from : past;
+        for (int j = from; j < past; j++) {
+            row[j] = power_of_2_below_0(row[j] - log_sum);
+            grad_row[j] = row[j] * (grad_row[j] - delta);
+        }
+        memset(row, 0, from * sizeof(float));
+        memset(grad_row, 0, from * sizeof(float));
+        memset(row + past, 0, (keys - past) * sizeof(float));
+        memset(grad_row + past, 0, (keys - past) * sizeof(float));
+    }
+    product('T', 'N', keys, D, queries, 1, scores, stride, grad, H * D, 1, grad_v, grad_stride);
+    product('T', 'N', keys, D, queries, a->scale, grad_scores, stride, q, a->q_stride, 1, grad_k, grad_stride);
+    product('N', 'N', queries, D, keys, a->scale, grad_scores, stride, k, a->k_stride, is_first ? 0 : 1,
+            g->grad_q + ((int64_t)first * H + head) * D, H * D);
+}
+
+static void backward_tile(const attention_t *a, const gradients_t *g, int first, int kv_head, int head,
+                          const spill_t *spill, float *workspace) {
+    int D = a->D, queries = least(TILE, a->T - first), past = first + queries, stride = a->G * D;
+    float deltas[TILE];
+    for (int i = 0; i < queries; i++) {
+        int64_t at = ((int64_t)(first + i) * a->H + head) * D;
+        deltas[i] = 0;
+        for (int d = 0; d < D; d++) deltas[i] += g->grad[at + d] * g->out[at + d];
+    }
+    for (int key = a->first_key[first], keys; key < past; key += keys) {
+        int is_spilled = kv_head == spill->kv_head && key < spill->past;
+        keys = least(KEYS_AT_ONCE, (is_spilled ? least(spill->past, past) : past) - key);
+        int64_t at = is_spilled ? (int64_t)(key - spill->first) * D : (int64_t)key * stride + kv_head * D;
+        backward_keys(a, g, first, kv_head, head, key, keys, deltas, workspace,
+                      (is_spilled ? spill->k : g->grad_k) + at, (is_spilled ? spill->v : g->grad_v) + at,
+                      is_spilled ? D : stride, key == a->first_key[first]);
+    }
+}
+
+/* workspace of num_threads × attention_backward_floats. */
+void attention_backward(const attention_t *a, const gradients_t *g, float *workspace, int num_threads) {
+    int64_t floats_a_thread = attention_backward_floats(a);
+    int tiles = (a->T + TILE - 1) / TILE, heads_per_kv = a->H / a->G, stride = a->G * a->D;
+    spill_t spills[num_threads];
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
+    for (int thread = 0; thread < num_threads; thread++) {
+        range_t pairs = share(a, thread, num_threads);
+        float *own = workspace + thread * floats_a_thread, *rest = own + 2 * TILE * row_stride(KEYS_AT_ONCE);
+        spill_t *spill = spills + thread;
+        *spill = (spill_t){.kv_head = -1};
+        if (pairs.first < pairs.past) {
+            int past = pairs.first % tiles * TILE, first = a->first_key[past];
+            int64_t floats = (int64_t)(past - first) * a->D;
+            *spill = (spill_t){rest, rest + floats, pairs.first / tiles, first, past};
+            memset(rest, 0, 2 * floats * sizeof(float));
+        }
+        for (int pair = pairs.first; pair < pairs.past; pair++)
+            for (int head = 0; head < heads_per_kv; head++)
+                backward_tile(a, g, pair % tiles * TILE, pair / tiles, pair / tiles * heads_per_kv + head,
+                              spill, own);
+    }
+    for (int thread = 0; thread < num_threads; thread++) {
+        const spill_t *spill = spills + thread;
+        for (int key = spill->first; spill->kv_head >= 0 && key < spill->past; key++)
+            for (int d = 0; d < a->D; d++) {
+                int64_t to = (int64_t)key * stride + spill->kv_head * a->D + d;
+                int64_t from = (int64_t)(key - spill->first) * a->D + d;
+                g->grad_k[to] += spill->k[from];
+                g->grad_v[to] += spill->v[from];
+            }
+    }
+}
