@@ -239,7 +239,9 @@ def test_an_odd_number_of_layers_pairs_the_outer_ones_and_leaves_the_middle_alon
     assert model(tokens, targets, plans).isfinite()
 
 
-@pytest.mark.parametrize("backend", ["blocked", pytest.param("native", marks=needs_kernels)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("blocked", marks=pytest.mark.slow), pytest.param("native", marks=needs_kernels)]
+)
 def test_changing_the_window_recompiles_nothing(backend):
     config = resolve("softcap", "pico")
     model = make_model(config)
