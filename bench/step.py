@@ -6,12 +6,14 @@ Forward and backward of the `softcap` model, counting 6 FLOP per weight of a mat
 attention over the visible block pairs, as a fraction of the float32 product peak, measured before and after
 every step. Medians of three steps or more, as many as fit into a while, since a neighbour's busy moment lasts
 longer than a short step; and the fastest step against the highest peak. The steps of a short lap are not
-compiled, the blocks of the larger sizes are.
+compiled, the blocks of the larger sizes are. Optimizers are timed in turn with the steps of a lap, whose
+gradients and weights they find as a run leaves them.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,7 +33,7 @@ from hotlap.train.metrics import matmul_flops_per_token
 
 CPU = torch.device("cpu")
 FEWEST_STEPS = 3
-SECONDS_A_ROW = 9
+SECONDS_A_ROW = 12
 # size: (heads, tokens, vocabulary, window in blocks)
 SIZES = {
     "6x128": (2, 8192, 4096, 4),
@@ -95,41 +97,40 @@ class Step(NamedTuple):
     seconds: float
     of_peak: float  # float32 product peak
     fastest_of_peak: float
+    optimizer_seconds: float
 
 
-def measure_step(config: Config, model: GPT | GPT2) -> Step:
+def measure_step(config: Config, model: GPT | GPT2, optimizers: Sequence[torch.optim.Optimizer]) -> Step:
     """Medians, after a first step that is not counted."""
     masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
     count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
     tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
     targets = torch.randint(1, vocabulary, (count,))
-    flops, seconds, peaks = step_flops(config), [], [sgemm_peak_flops()]
+    flops, seconds, of_optimizers, peaks = step_flops(config), [], [], [sgemm_peak_flops()]
     started = time.perf_counter()
     while len(seconds) <= FEWEST_STEPS or time.perf_counter() - started < SECONDS_A_ROW:
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
         model(tokens, targets, masking.plans(tokens, None)).backward()
         seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+        of_optimizers.append(time.perf_counter() - start)
         peaks.append(sgemm_peak_flops())
-    seconds, peaks = seconds[1:], peaks[1:]
+    seconds, of_optimizers, peaks = seconds[1:], of_optimizers[1:], peaks[1:]
     fractions = [
         2 * flops / taken / sum(around) for taken, *around in zip(seconds, peaks[:-1], peaks[1:], strict=True)
     ]
     fastest = flops / min(seconds) / max(peaks)
-    return Step(statistics.median(seconds), statistics.median(fractions), fastest)
+    return Step(
+        statistics.median(seconds), statistics.median(fractions), fastest, statistics.median(of_optimizers)
+    )
 
 
-def optimizer_seconds(config: Config, model: GPT | GPT2, repeats: int) -> float:
-    """With the gradients that the last step left."""
+def optimizers_of(config: Config, model: GPT | GPT2) -> list[torch.optim.Optimizer]:
     routing = route_parameters(model, config, world_size=1)
-    optimizers = build_optimizers(routing, ns_dtype=model.dtype, check_finite=False)
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        for optimizer in optimizers:
-            optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    return build_optimizers(routing, ns_dtype=model.dtype, check_finite=False)
 
 
 def main() -> None:
@@ -147,11 +148,10 @@ def main() -> None:
             torch.compiler.reset()
             model = make_model(config, dtype)
             apply_compile(model, mode, coordinate_descent=False)
-            step = measure_step(config, model)
+            step = measure_step(config, model, optimizers_of(config, model) if size in LAPS else [])
             share = ""
             if size in LAPS:
-                optimizer = optimizer_seconds(config, model, repeats=25)
-                share = f"{optimizer / (optimizer + step.seconds):.1%}"
+                share = f"{step.optimizer_seconds / (step.optimizer_seconds + step.seconds):.1%}"
             tokens = config.batch.sequence_tokens
             print(
                 f"| {size} | {tokens} | {str(dtype)[6:]} | {mode} | {step.seconds * 1e3:.0f} |"
