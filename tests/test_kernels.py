@@ -14,12 +14,13 @@ from torch import Tensor
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import first_visible_keys
 from hotlap.attention.native import NativeBackend
-from hotlap.kernels import head, mlp
+from hotlap.kernels import head, mlp, newton_schulz
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
+from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
 from tests.attention_cases import (
     CASES,
     LONG_CASES,
@@ -310,3 +311,42 @@ def test_without_a_compiler_the_reason_is_told(tmp_path) -> None:
 def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a directory should be")
     assert "Not a directory" in asked(tmp_path) or "File exists" in asked(tmp_path)
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(5, 24, 24), (4, 12, 48), (3, 48, 12), (7, 16, 20)], ids=str)
+@pytest.mark.parametrize("form", ["plain", "gram"])
+def test_newton_schulz_agrees_with_plain_in_float64(form, shape, threads) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    matrices = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[:, None, None]
+    coefficients = step_coefficients("quintic", 5)
+    assert newton_schulz.suits(matrices, torch.float32)
+    found = orthogonalize(matrices, coefficients, form=form)
+    oracle = orthogonalize(matrices.double(), coefficients, form="plain")
+    assert (found - oracle).abs().max() < 2e-5
+
+
+@needs_kernels
+def test_newton_schulz_of_zero_of_huge_and_of_what_is_not_a_number() -> None:
+    torch.set_num_threads(2)
+    coefficients = step_coefficients("polar-express", 5)
+    matrices = torch.randn(4, 8, 16)
+    matrices[0] = 0
+    matrices[2, 3, 3] = float("nan")
+    huge = torch.stack([matrices[0], matrices[1] * 1e30, matrices[2], matrices[3]])
+    found = orthogonalize(huge, coefficients)
+    assert found[0].eq(0).all()
+    torch.testing.assert_close(found[1], orthogonalize(matrices, coefficients)[1])
+    assert found[2].isnan().all()
+    assert found[[1, 3]].isfinite().all()
+
+
+@needs_kernels
+def test_newton_schulz_leaves_what_a_thread_could_not_have_to_itself_to_pytorch() -> None:
+    torch.set_num_threads(2)
+    assert not newton_schulz.suits(torch.empty(1, 8, 8), torch.float32)
+    assert not newton_schulz.suits(torch.empty(2, 1024, 1024), torch.float32)
+    assert not newton_schulz.suits(torch.empty(2, 8, 8), torch.bfloat16)
+    assert newton_schulz.suits(torch.empty(2, 8, 8), torch.float32)

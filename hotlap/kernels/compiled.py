@@ -30,6 +30,10 @@ FLAGS = (
     # Compilers hold AVX-512 back by default; the head gains a fifth by it.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )  # fmt: skip
+# Functions that return numbers of floats.
+WORKSPACE_SIZES = (
+    "attention_forward_floats", "attention_backward_floats", "head_floats", "newton_schulz_floats"
+)  # fmt: skip
 COMPILE_SECONDS = 60
 SWITCH = "HOTLAP_NATIVE"
 
@@ -73,7 +77,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         loaded = ctypes.CDLL(str(_compiled()))
     except (_UnavailableError, OSError) as reason:
         return None, str(reason)
-    for name in ("attention_forward_floats", "attention_backward_floats", "head_floats"):
+    for name in WORKSPACE_SIZES:
         getattr(loaded, name).restype = ctypes.c_int64
     loaded.set_sgemm(sgemm)
     return loaded, None

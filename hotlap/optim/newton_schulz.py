@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
+from hotlap.kernels import newton_schulz as kernel
 
 Coefficients = tuple[tuple[float, float, float], ...]
 CoefficientKind = Literal["quintic", "polar-express"]
@@ -84,10 +85,13 @@ def orthogonalize(
     dtype = dtype or working_dtype(matrices)
     stacked = matrices if matrices.ndim == 3 else matrices.unsqueeze(0)
     is_tall = stacked.shape[-2] > stacked.shape[-1]
-    wide = _unit_norm((stacked.mT if is_tall else stacked).to(dtype))
     if form == "auto":
-        pays = wide.shape[-1] >= _GRAM_PAYS_FROM * wide.shape[-2]
-        form = "gram" if pays and dtype != torch.bfloat16 else "plain"
+        short, long = sorted(stacked.shape[-2:])
+        form = "gram" if long >= _GRAM_PAYS_FROM * short and dtype != torch.bfloat16 else "plain"
+    if kernel.suits(stacked, dtype):
+        segments = (_GRAM_FIRST_SEGMENT, _GRAM_SEGMENT) if form == "gram" else (1, 1)
+        return kernel.orthogonalize(stacked, coefficients, *segments, SMALLEST_NORM).reshape(matrices.shape)
+    wide = _unit_norm((stacked.mT if is_tall else stacked).to(dtype))
     iterate = _iterate_gram if form == "gram" else _iterate_plain
     slices = [iterate(part, coefficients) for part in wide.split_with_sizes(_slice_counts(wide))]
     result = slices[0] if len(slices) == 1 else torch.cat(slices)

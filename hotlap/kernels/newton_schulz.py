@@ -1,0 +1,43 @@
+"""The kernel that orthogonalises small matrices, called with tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.compiled import are_available, needed_library, pointer
+
+# A thread works on a matrix, and on what is computed from it, in its core's cache.
+MOST_ENTRIES = 2**17
+
+
+def suits(matrices: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel is there, takes such matrices and is the faster way."""
+    in_float32 = matrices.dtype == dtype == torch.float32
+    is_small = matrices.shape[-2] * matrices.shape[-1] <= MOST_ENTRIES
+    fills_threads = matrices.shape[0] >= torch.get_num_threads()
+    return matrices.device.type == "cpu" and in_float32 and is_small and fills_threads and are_available()
+
+
+def orthogonalize(
+    matrices: Tensor,
+    coefficients: Sequence[tuple[float, float, float]],
+    first_segment: int,
+    segment: int,
+    smallest_norm: float,
+) -> Tensor:
+    """What hotlap/optim/newton_schulz.py does with a stack (count, rows, cols), in segments of steps."""
+    kernels, threads = needed_library(), torch.get_num_threads()
+    count, rows, cols = matrices.shape
+    x, out = matrices.contiguous(), matrices.new_empty(matrices.shape)
+    workspace = x.new_empty(threads, kernels.newton_schulz_floats(min(rows, cols), max(rows, cols)))
+    flat = [value for step in coefficients for value in step]
+    kernels.newton_schulz(
+        *(pointer(x), count, rows, cols),
+        *((ctypes.c_float * len(flat))(*flat), len(coefficients), first_segment, segment),
+        *(ctypes.c_float(smallest_norm), pointer(out), pointer(workspace), threads),
+    )
+    return out
