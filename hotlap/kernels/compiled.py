@@ -52,6 +52,12 @@ def are_available() -> bool:
     return library() is not None
 
 
+def kernels_take(*operands: torch.Tensor) -> bool:
+    """Whether there are kernels, for such operands."""
+    fit = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
+    return fit and are_available()
+
+
 def unavailable() -> str | None:
     """Why there is no library, in a few words; None where there is one."""
     return _load()[1]

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import are_available, needed_library, pointer
+from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 
 # Every chunk of a thread goes through the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
@@ -16,10 +16,8 @@ CHUNK_LOGITS = 2**19
 
 
 def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:
-    """Whether the kernel is there, takes such operands and is the faster way."""
-    in_float32 = x_TC.dtype == weight_VC.dtype == torch.float32
-    is_small = weight_VC.numel() <= MOST_WEIGHTS
-    return x_TC.device.type == "cpu" and in_float32 and is_small and are_available()
+    """Whether the kernel takes such operands and is the faster way."""
+    return weight_VC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, weight_VC)
 
 
 def loss_and_gradients(

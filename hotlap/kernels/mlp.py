@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import are_available, needed_library, pointer
+from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 
 # Every chunk of a thread goes through both weights, which must therefore come from a cache.
 MOST_WEIGHTS = 2**19
@@ -14,10 +14,8 @@ CHUNK_FEATURES = 2**17
 
 
 def suits(x_TC: Tensor, expand_FC: Tensor) -> bool:
-    """Whether the kernels are there, take such operands and are the faster way."""
-    in_float32 = x_TC.dtype == expand_FC.dtype == torch.float32
-    is_small = expand_FC.numel() <= MOST_WEIGHTS
-    return x_TC.device.type == "cpu" and in_float32 and is_small and are_available()
+    """Whether the kernels take such operands and are the faster way."""
+    return expand_FC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, expand_FC)
 
 
 def _chunk_tokens(num_tokens: int, num_features: int, threads: int) -> int:

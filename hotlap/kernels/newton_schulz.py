@@ -8,18 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import are_available, needed_library, pointer
+from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 
 # A thread works on a matrix, and on what is computed from it, in its core's cache.
 MOST_ENTRIES = 2**17
 
 
 def suits(matrices: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel is there, takes such matrices and is the faster way."""
-    in_float32 = matrices.dtype == dtype == torch.float32
-    is_small = matrices.shape[-2] * matrices.shape[-1] <= MOST_ENTRIES
-    fills_threads = matrices.shape[0] >= torch.get_num_threads()
-    return matrices.device.type == "cpu" and in_float32 and is_small and fills_threads and are_available()
+    """Whether the kernel takes such matrices, computes in `dtype` and is the faster way."""
+    count, rows, cols = matrices.shape
+    keeps_threads_busy = count >= torch.get_num_threads() and rows * cols <= MOST_ENTRIES
+    return dtype == torch.float32 and keeps_threads_busy and kernels_take(matrices)
 
 
 def orthogonalize(

@@ -10,15 +10,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import are_available, needed_library, pointer
+from hotlap.kernels.compiled import needed_library, pointer
 
 EPSILON = torch.finfo(torch.float32).eps  # as rms_norm's default
-
-
-def suit(*operands: Tensor) -> bool:
-    """Whether the kernels are there and take such operands."""
-    fit = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
-    return fit and are_available()
 
 
 def norm(x_THD: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels.compiled import needed_library, pointer
-from hotlap.kernels.passes import suit
-
-__all__ = ["step_rows", "suit"]
 
 
 def step_rows(

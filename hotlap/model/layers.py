@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotlap.kernels import passes
+from hotlap.kernels import kernels_take, passes
 from hotlap.model.products import linear
 from hotlap.model.roles import Role
 
@@ -29,7 +29,7 @@ def norm_gradient(grad: Tensor, normed: Tensor, inverse_rms: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        if passes.suit(x):
+        if kernels_take(x):
             normed, scale = passes.norm(x)
         else:
             scale = inverse_rms(x)
@@ -39,7 +39,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        gradient = passes.norm_backward if passes.suit(grad) else norm_gradient
+        gradient = passes.norm_backward if kernels_take(grad) else norm_gradient
         return gradient(grad, *ctx.saved_tensors)
 
 
@@ -74,7 +74,7 @@ def plain_mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """As the plain version, in one pass each way where there are kernels in C."""
-    if torch.compiler.is_compiling() or not passes.suit(weights_2, a, b):
+    if torch.compiler.is_compiling() or not kernels_take(weights_2, a, b):
         return plain_mix(weights_2, a, b)
     result: Tensor = _Mix.apply(weights_2, a, b)  # type: ignore[no-untyped-call]
     return result

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotlap.kernels import passes
+from hotlap.kernels import kernels_take, passes
 from hotlap.model.layers import inverse_rms, norm_gradient, plain_rms_norm
 
 
@@ -55,7 +55,7 @@ class _NormAndRotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if passes.suit(x_THD):
+        if kernels_take(x_THD):
             out, scale = passes.norm(x_THD, cos, sin)
         else:
             scale = inverse_rms(x_THD)
@@ -66,7 +66,7 @@ class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:
         out, scale, cos, sin = ctx.saved_tensors
-        if passes.suit(grad_THD):
+        if kernels_take(grad_THD):
             return passes.norm_backward(grad_THD, out, scale, cos, sin), None, None
         return _turn(norm_gradient(grad_THD, out, scale), cos, sin, -1), None, None
 

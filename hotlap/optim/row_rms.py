@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels import tables
+from hotlap.kernels import kernels_take, tables
 
 
 class RowRms(torch.optim.Optimizer):
@@ -44,7 +44,7 @@ class RowRms(torch.optim.Optimizer):
                     correction,
                     self._eps,
                 )
-                if tables.suit(table, table.grad):
+                if kernels_take(table, table.grad):
                     tables.step_rows(*given)
                 else:
                     plain_step_rows(*given)
