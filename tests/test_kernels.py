@@ -14,7 +14,7 @@ from torch import Tensor
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import first_visible_keys
 from hotlap.attention.native import NativeBackend
-from hotlap.kernels import head, mlp, newton_schulz
+from hotlap.kernels import attention, head, mlp, newton_schulz
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
@@ -96,6 +96,21 @@ def test_operands_may_be_views_of_one_projection() -> None:
     out.backward(grad)
     for ours, oracle in zip((out, *(x.grad for x in views)), exact(case), strict=True):
         assert relative_error(ours, oracle) < TOLERANCE
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", [Case(1000, (301, 640), 3, head_dim=80), LONG_CASES[0]], ids=str)
+def test_tiles_of_any_length_agree_with_dense(case, monkeypatch) -> None:
+    for tile in (128, 100, 7):
+        monkeypatch.setattr(attention, "SHORT_TILE", tile)
+        check_against_oracle(case, threads=3)
+
+
+@needs_kernels
+def test_tiles_are_long_where_large_heads_see_far() -> None:
+    sees_all, sees_little = torch.zeros(4096, dtype=torch.int32), torch.arange(4096, dtype=torch.int32)
+    assert attention._tile_queries(128, sees_all) > attention._tile_queries(128, sees_little)
+    assert attention._tile_queries(64, sees_all) == attention._tile_queries(64, sees_little)
 
 
 @needs_kernels

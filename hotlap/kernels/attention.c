@@ -2,9 +2,7 @@
 
 #include "common.h"
 
-/* Queries of a tile: fewer have slower products, more compute more of what the mask hides. Keys of which two tiles of
-   scores fit a core's cache. */
-enum { TILE = 64, KEYS_AT_ONCE = 512 };
+enum { MOST_TILE = 128, KEYS_AT_ONCE = 512 }; /* two tiles of scores of so many keys fit a core's cache */
 
 /* A difference to a maximum, or to a logarithm that is as large: below zero but for rounding. */
 static inline float power_of_2_below_0(float x) { return power_of_2(x < -126.0f ? -126.0f : x); }
@@ -14,6 +12,7 @@ typedef struct {
     const float *q, *k, *v;
     const int32_t *first_key; /* (T,): query t sees the keys first_key[t] … t; never decreasing */
     int32_t T, H, G, D, q_stride, k_stride, v_stride;
+    int32_t tile; /* queries of a tile, at most MOST_TILE */
     float scale;
 } attention_t;
 
@@ -21,10 +20,10 @@ typedef struct { int first, past; } range_t;
 
 /* A thread's share of the (key/value head, tile) pairs, counted head by head: equal numbers of keys. */
 static range_t share(const attention_t *a, int thread, int num_threads) {
-    int tiles = (a->T + TILE - 1) / TILE;
+    int tiles = (a->T + a->tile - 1) / a->tile;
     int64_t keys_of_head = 0, before = 0;
     for (int tile = 0; tile < tiles; tile++)
-        keys_of_head += least((tile + 1) * TILE, a->T) - a->first_key[tile * TILE];
+        keys_of_head += least((tile + 1) * a->tile, a->T) - a->first_key[tile * a->tile];
     int64_t from = keys_of_head * a->G * thread / num_threads;
     int64_t to = keys_of_head * a->G * (thread + 1) / num_threads;
     range_t found = {a->G * tiles, a->G * tiles};
@@ -32,7 +31,7 @@ static range_t share(const attention_t *a, int thread, int num_threads) {
         if (before >= from && found.first == a->G * tiles) found.first = pair;
         if (before >= to) { found.past = pair; break; }
         int tile = pair % tiles;
-        before += least((tile + 1) * TILE, a->T) - a->first_key[tile * TILE];
+        before += least((tile + 1) * a->tile, a->T) - a->first_key[tile * a->tile];
     }
     return found;
 }
@@ -43,23 +42,23 @@ static inline int row_stride(int keys) { return (keys + 15) / 16 * 16 + 16; }
 /* The most keys that a tile's first query sees before the tile. */
 static int most_keys_before(const attention_t *a) {
     int most = 0;
-    for (int first = 0; first < a->T; first += TILE)
+    for (int first = 0; first < a->T; first += a->tile)
         if (first - a->first_key[first] > most) most = first - a->first_key[first];
     return most;
 }
 
 /* Floats of workspace a thread. */
 int64_t attention_forward_floats(const attention_t *a) {
-    return (int64_t)TILE * row_stride(most_keys_before(a) + TILE);
+    return (int64_t)a->tile * row_stride(most_keys_before(a) + a->tile);
 }
 
 static void forward_tile(const attention_t *a, int first, int kv_head, int head, float *scores, float *out,
                          float *log_sums) {
-    int D = a->D, queries = least(TILE, a->T - first), first_key = a->first_key[first];
+    int D = a->D, queries = least(a->tile, a->T - first), first_key = a->first_key[first];
     int keys = first + queries - first_key, stride = row_stride(keys), out_stride = a->H * D;
     const float *k = a->k + (int64_t)first_key * a->k_stride + kv_head * D;
     const float *v = a->v + (int64_t)first_key * a->v_stride + kv_head * D;
-    float inverse_sums[TILE];
+    float inverse_sums[MOST_TILE];
     product('N', 'T', queries, keys, D, a->scale * LOG2_E, a->q + (int64_t)first * a->q_stride + head * D,
             a->q_stride, k, a->k_stride, 0, scores, stride);
     for (int i = 0; i < queries; i++) {
@@ -87,13 +86,13 @@ static void forward_tile(const attention_t *a, int first, int kv_head, int head,
    attention_forward_floats. */
 void attention_forward(const attention_t *a, float *out, float *log_sums, float *workspace, int num_threads) {
     int64_t floats_a_thread = attention_forward_floats(a);
-    int tiles = (a->T + TILE - 1) / TILE, heads_per_kv = a->H / a->G;
+    int tiles = (a->T + a->tile - 1) / a->tile, heads_per_kv = a->H / a->G;
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
         range_t pairs = share(a, thread, num_threads);
         for (int pair = pairs.first; pair < pairs.past; pair++)
             for (int head = 0; head < heads_per_kv; head++)
-                forward_tile(a, pair % tiles * TILE, pair / tiles, pair / tiles * heads_per_kv + head,
+                forward_tile(a, pair % tiles * a->tile, pair / tiles, pair / tiles * heads_per_kv + head,
                              workspace + thread * floats_a_thread, out, log_sums);
     }
 }
@@ -108,15 +107,15 @@ typedef struct { float *k, *v; int kv_head, first, past; } spill_t;
 
 /* Floats of workspace a thread. */
 int64_t attention_backward_floats(const attention_t *a) {
-    return 2 * (int64_t)TILE * row_stride(KEYS_AT_ONCE) + 2 * (int64_t)most_keys_before(a) * a->D;
+    return 2 * (int64_t)a->tile * row_stride(KEYS_AT_ONCE) + 2 * (int64_t)most_keys_before(a) * a->D;
 }
 
 /* The scores of `keys` keys from `first_key` on, and what they add to the gradients. */
 static void backward_keys(const attention_t *a, const gradients_t *g, int first, int kv_head, int head,
                           int first_key, int keys, const float *deltas, float *workspace, float *grad_k,
                           float *grad_v, int grad_stride, int is_first) {
-    int D = a->D, H = a->H, queries = least(TILE, a->T - first), stride = row_stride(KEYS_AT_ONCE);
-    float *scores = workspace, *grad_scores = workspace + TILE * stride;
+    int D = a->D, H = a->H, queries = least(a->tile, a->T - first), stride = row_stride(KEYS_AT_ONCE);
+    float *scores = workspace, *grad_scores = workspace + a->tile * stride;
     const float *q = a->q + (int64_t)first * a->q_stride + head * D;
     const float *k = a->k + (int64_t)first_key * a->k_stride + kv_head * D;
     const float *v = a->v + (int64_t)first_key * a->v_stride + kv_head * D;
@@ -146,8 +145,8 @@ static void backward_keys(const attention_t *a, const gradients_t *g, int first,
 
 static void backward_tile(const attention_t *a, const gradients_t *g, int first, int kv_head, int head,
                           const spill_t *spill, float *workspace) {
-    int D = a->D, queries = least(TILE, a->T - first), past = first + queries, stride = a->G * D;
-    float deltas[TILE];
+    int D = a->D, queries = least(a->tile, a->T - first), past = first + queries, stride = a->G * D;
+    float deltas[MOST_TILE];
     for (int i = 0; i < queries; i++) {
         int64_t at = ((int64_t)(first + i) * a->H + head) * D;
         deltas[i] = 0;
@@ -166,23 +165,23 @@ static void backward_tile(const attention_t *a, const gradients_t *g, int first,
 /* workspace of num_threads × attention_backward_floats. */
 void attention_backward(const attention_t *a, const gradients_t *g, float *workspace, int num_threads) {
     int64_t floats_a_thread = attention_backward_floats(a);
-    int tiles = (a->T + TILE - 1) / TILE, heads_per_kv = a->H / a->G, stride = a->G * a->D;
+    int tiles = (a->T + a->tile - 1) / a->tile, heads_per_kv = a->H / a->G, stride = a->G * a->D;
     spill_t spills[num_threads];
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
         range_t pairs = share(a, thread, num_threads);
-        float *own = workspace + thread * floats_a_thread, *rest = own + 2 * TILE * row_stride(KEYS_AT_ONCE);
+        float *own = workspace + thread * floats_a_thread, *rest = own + 2 * a->tile * row_stride(KEYS_AT_ONCE);
         spill_t *spill = spills + thread;
         *spill = (spill_t){.kv_head = -1};
         if (pairs.first < pairs.past) {
-            int past = pairs.first % tiles * TILE, first = a->first_key[past];
+            int past = pairs.first % tiles * a->tile, first = a->first_key[past];
             int64_t floats = (int64_t)(past - first) * a->D;
             *spill = (spill_t){rest, rest + floats, pairs.first / tiles, first, past};
             memset(rest, 0, 2 * floats * sizeof(float));
         }
         for (int pair = pairs.first; pair < pairs.past; pair++)
             for (int head = 0; head < heads_per_kv; head++)
-                backward_tile(a, g, pair % tiles * TILE, pair / tiles, pair / tiles * heads_per_kv + head,
+                backward_tile(a, g, pair % tiles * a->tile, pair / tiles, pair / tiles * heads_per_kv + head,
                               spill, own);
     }
     for (int thread = 0; thread < num_threads; thread++) {

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from hotlap.kernels.compiled import needed_library, pointer
 
+SHORT_TILE, LONG_TILE = 64, 128  # queries
+FAR_KEYS = 768
+
 
 class _Attention(ctypes.Structure):
     """`attention_t` of attention.c."""
@@ -16,6 +19,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "first_key")),
         *((name, ctypes.c_int32) for name in ("T", "H", "G", "D", "q_stride", "k_stride", "v_stride")),
+        ("tile", ctypes.c_int32),
         ("scale", ctypes.c_float),
     )
 
@@ -35,11 +39,18 @@ class _Operands:
         self.tensors = (*(_with_heads_together(x) for x in (q, k, v)), first_key.contiguous())
         strides = [x.stride(0) for x in self.tensors[:3]]
         sizes = (len(q), q.shape[1], k.shape[1], q.shape[2])
-        self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, *strides, scale)
+        tile = _tile_queries(q.shape[2], first_key)
+        self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, *strides, tile, scale)
 
     @property
     def address(self) -> object:
         return ctypes.byref(self.structure)
+
+
+def _tile_queries(head_dim: int, first_key: Tensor) -> int:
+    """More have faster products but compute more of what the mask hides: for large heads that see far."""
+    mean_keys = (len(first_key) + 1) / 2 - first_key.sum().item() / max(1, len(first_key))
+    return LONG_TILE if head_dim > 64 and mean_keys > FAR_KEYS else SHORT_TILE
 
 
 def _with_heads_together(x: Tensor) -> Tensor:
