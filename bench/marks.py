@@ -20,7 +20,7 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     print_header()
     for recipe, steps, target in MARKS:
-        print_laps(recipe, steps, target, seeds)
+        print_laps(recipe, steps, target, seeds, looks=6, compiled="model")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m bench.start [--repeats 3]
 
 The data is prepared before the clock starts. Time is that of another process that waits for the first line of
-training metrics. The compiled row, which laps do not use, is measured once.
+training metrics.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from hotlap.recipes import resolve
 COMMAND = "train softcap --size nano --steps 3 --evaluation.every-steps 0 --evaluation.tokens 1024 --name run"
 
 
-def first_step(more: list[str]) -> tuple[float, float]:
+def first_step() -> tuple[float, float]:
     """Seconds to the first step, and the peak memory of the run in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "run" / "metrics.jsonl"
         start = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "hotlap", *COMMAND.split(), "--runs", folder, *more],
+            [sys.executable, "-m", "hotlap", *COMMAND.split(), "--runs", folder],
             stdout=subprocess.DEVNULL,
         )
         while process.poll() is None and not (metrics.exists() and '"train"' in metrics.read_text()):
@@ -43,13 +43,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
     ensure_prepared("sotu", resolve("softcap", "nano").model.vocab_size)
-    print("| compile | seconds to the first step | peak MiB |")
-    print("|---|---|---|")
-    first_step(["--compile", "block"])  # fills the compiler's cache
-    for mode in ("off", "block"):
-        measured = [first_step(["--compile", mode]) for _ in range(repeats if mode == "off" else 1)]
-        seconds, mib = (statistics.median(column) for column in zip(*measured, strict=True))
-        print(f"| {mode} | {seconds:.1f} | {mib:.0f} |", flush=True)
+    measured = [first_step() for _ in range(repeats)]
+    seconds, mib = (statistics.median(column) for column in zip(*measured, strict=True))
+    print("| seconds to the first step | peak MiB |\n|---|---|")
+    print(f"| {seconds:.1f} | {mib:.0f} |")
 
 
 if __name__ == "__main__":
