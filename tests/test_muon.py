@@ -276,17 +276,20 @@ def test_a_missing_gradient_is_refused_by_name():
         optimizer.step()
 
 
+@pytest.mark.parametrize("gather_entries", [1, 64, 1000])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("count", [1, 3, 4, 7])
-def test_the_plan_gives_each_matrix_one_owner_and_shares_evenly(count, world_size):
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 13])
+def test_the_plan_gives_each_matrix_one_owner_and_shares_evenly(count, world_size, gather_entries):
     kinds = [MatrixKind.of(torch.empty(4, 8), 1)] * count + [MatrixKind.of(torch.empty(8, 8), 1)] * 2
-    chunks = plan_chunks(kinds, world_size)
+    chunks = plan_chunks(kinds, world_size, gather_entries)
     assert sorted(index for chunk in chunks for index in chunk.members) == list(range(len(kinds)))
     assert chunks[0].kind.rows == 8, "the largest first"
     for chunk in chunks:
         positions = [position for rank in range(world_size) for position in chunk.owned_by(rank)]
         assert positions == list(range(len(chunk.members)))
         assert all(position in chunk.owned_by(chunk.owner(position)) for position in positions)
+        most = max(1, gather_entries // (chunk.kind.rows * chunk.kind.cols))
+        assert world_size == 1 or chunk.per_rank <= most
     owners = plan_owners(kinds, world_size)
     shares = [owners[:count].count(rank) for rank in range(world_size)]
     assert max(shares) - min(shares) <= 1

@@ -130,7 +130,9 @@ def traced(rank, world_size):
     events = []
     weights = make_weights()
     optimizer = make_muon(
-        weights, on_event=lambda event, chunk: events.append((time.monotonic(), event, chunk))
+        weights,
+        on_event=lambda event, chunk: events.append((time.monotonic(), event, chunk)),
+        gather_entries=1,
     )
     train(weights, optimizer, range(1))
     return events
@@ -161,7 +163,7 @@ def computes_on_while_the_other_is_away(rank, world_size):
             store.set("rank 0 computes chunk 1", "")
 
     weights = make_weights()
-    return train(weights, make_muon(weights, on_event=announce), range(1))
+    return train(weights, make_muon(weights, on_event=announce, gather_entries=1), range(1))
 
 
 def test_the_exchange_does_not_block():

@@ -1,7 +1,8 @@
 """Who computes which matrix: equal matrices are put in chunks, and every chunk is dealt out to the ranks.
 
 Pure planning on indices, the same on every rank, so that all agree without talking. One process takes all
-equal matrices as one chunk, to be computed as a batch; several take chunks of one matrix a rank.
+equal matrices as one chunk, to be computed as a batch; several take chunks of one matrix a rank, or of more
+where matrices are small, since an exchange takes a while however little it carries.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+GATHER_ENTRIES = 2**17  # that a rank puts into one exchange, if it has so many
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class Chunk:
         return range(min(first, len(self.members)), min(first + self.per_rank, len(self.members)))
 
 
-def plan_chunks(kinds: Sequence[MatrixKind], world_size: int) -> list[Chunk]:
+def plan_chunks(
+    kinds: Sequence[MatrixKind], world_size: int, gather_entries: int = GATHER_ENTRIES
+) -> list[Chunk]:
     """Chunks that hold each index of `kinds` once. Large matrices first: nothing hides the last exchange."""
     by_kind: dict[MatrixKind, list[int]] = {}
     for index, kind in enumerate(kinds):
@@ -57,10 +62,13 @@ def plan_chunks(kinds: Sequence[MatrixKind], world_size: int) -> list[Chunk]:
     largest_first = sorted(by_kind.items(), key=lambda item: -item[0].rows * item[0].cols)
     chunks = []
     for kind, indices in largest_first:
-        chunk_size = len(indices) if world_size == 1 else world_size
-        for start in range(0, len(indices), chunk_size):
-            members = tuple(indices[start : start + chunk_size])
-            chunks.append(Chunk(kind, members, per_rank=math.ceil(len(members) / world_size)))
+        per_rank = len(indices) if world_size == 1 else max(1, gather_entries // (kind.rows * kind.cols))
+        # What does not go round is a chunk of its own, so that no rank has two matrices more than another.
+        even = len(indices) - len(indices) % world_size
+        for first, past in ((0, even), (even, len(indices))):
+            for start in range(first, past, world_size * per_rank):
+                members = tuple(indices[start : min(start + world_size * per_rank, past)])
+                chunks.append(Chunk(kind, members, per_rank=math.ceil(len(members) / world_size)))
     return chunks
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.optim.chunks import Chunk, MatrixKind, plan_chunks
+from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
 from hotlap.optim.gradients import check_gradients
 from hotlap.optim.newton_schulz import CoefficientKind, orthogonalize, step_coefficients, working_dtype
@@ -55,6 +55,7 @@ class Muon(torch.optim.Optimizer):
     lr_factors      name → factor on the learning rate; {"blocks.0.mlp.up": 2.0}
     parts           name → number of matrices stacked in its rows; {"blocks.0.attention.qkv": 3}
     communication   "overlapped", or "flat": one all-reduce of all updates, to measure what the overlap gains
+    gather_entries  numbers that a rank puts into one exchange: small matrices go several at a time
     check_finite    look for NaN and infinity in the gradients, before anything changes. By default on the CPU
                     only, since a GPU would have to be waited for in every step
     on_event        told each stage of each chunk as it begins, see `exchange.OnEvent`
@@ -77,6 +78,7 @@ class Muon(torch.optim.Optimizer):
         lr_factors: Mapping[str, float] | None = None,
         parts: Mapping[str, int] | None = None,
         communication: Communication = "overlapped",
+        gather_entries: int = GATHER_ENTRIES,
         check_finite: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
         on_event: OnEvent | None = None,
@@ -98,6 +100,7 @@ class Muon(torch.optim.Optimizer):
         self._ns_dtype = ns_dtype
         self._update_scale = update_scale
         self._cautious = cautious
+        self._gather_entries = gather_entries
         self._check_finite = check_finite
         self._process_group = process_group
         in_group = dist.is_available() and dist.is_initialized()
@@ -115,7 +118,7 @@ class Muon(torch.optim.Optimizer):
         named = list(zip(group["param_names"], group["params"], strict=True))
         kinds = [MatrixKind.of(weight, self._parts.get(name, 1)) for name, weight in named]
         shares = []
-        for chunk in plan_chunks(kinds, self.world_size):
+        for chunk in plan_chunks(kinds, self.world_size, self._gather_entries):
             owned = chunk.owned_by(self.rank)
             # Half precision would lose what lerp adds; such weights still get float32 momentum.
             wide = torch.promote_types(chunk.kind.dtype, torch.float32)
