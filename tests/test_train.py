@@ -350,3 +350,11 @@ def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny
         check_ranks(config, 3)
     with pytest.raises(ConfigError, match="found 8 processes"):
         check_ranks(updated(config, {"seed": 1}), 8)
+
+
+def test_a_save_is_due_by_the_clock_too(tiny_data, tmp_path):
+    often = {"checkpoint__every_minutes": 1e-9, "checkpoint__every_steps": 0, "checkpoint__keep": 9}
+    train(pico(tiny_data, 3, **often), tmp_path, "often")
+    assert list(store.stored(tmp_path / "often" / "checkpoints")) == [1, 2, 3]
+    train(pico(tiny_data, 3, **{**often, "checkpoint__every_minutes": 0}), tmp_path, "never")
+    assert list(store.stored(tmp_path / "never" / "checkpoints")) == [3]

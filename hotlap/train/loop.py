@@ -55,6 +55,7 @@ class Trainer:
         self._target_reached = validated is not None and reaches_target(validated, lap)
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
         self._updated = True  # by the last step, rather than skipped
+        self._overdue = False  # a save, by the main rank's clock
 
     def run(self) -> str:
         """Train to the end, the target or a stop request; says which: finished, target or interrupted."""
@@ -68,7 +69,8 @@ class Trainer:
                 self._save()
                 return "target" if self._target_reached else "finished"
             # A skipped step's checkpoint is of no more use than the one before, which it might push out.
-            if self.snapshots.due(self.progress.step) and self._updated:
+            save_due = self._overdue or self.snapshots.due(self.progress.step)
+            if save_due and self._updated:
                 self._save()
             stop_requested = self._update()
             if stop_requested:
@@ -134,12 +136,15 @@ class Trainer:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
     def _agree(self, loss: Tensor) -> tuple[float, bool]:
-        """The loss over all ranks, and whether any of them was asked to stop."""
-        figures = torch.stack([loss.float(), torch.full_like(loss, float(self.stop.requested))])
+        """The loss over all ranks, and whether any of them was asked to stop; all in one exchange."""
+        overdue = self.lap.distributed.is_main and self.snapshots.overdue()
+        flags = loss.new_tensor([self.stop.requested, overdue], dtype=torch.float32)
+        figures = torch.cat([loss.float()[None], flags])
         if dist.is_initialized():
             dist.all_reduce(figures)
             figures[0] /= dist.get_world_size()
-        loss_value, stops = figures.tolist()
+        loss_value, stops, overdues = figures.tolist()
+        self._overdue = overdues > 0
         return loss_value, stops > 0
 
     def _on_nan(self, loss: float) -> None:

@@ -20,7 +20,6 @@ from hotlap.errors import CheckpointError
 from hotlap.optim.state import gather_state, restore_state
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
-from hotlap.train.distributed import from_main_rank
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.run_directory import RunDirectory
 
@@ -52,9 +51,12 @@ class Snapshots:
 
     def due(self, step: int) -> bool:
         every = self.config.every_steps
+        return every > 0 and step > 0 and step % every == 0
+
+    def overdue(self) -> bool:
+        """By this rank's clock, so that ranks have to agree on it."""
         minutes = (time.monotonic() - self._saved_at) / 60
-        by_time = bool(self.config.every_minutes) and minutes >= self.config.every_minutes
-        return from_main_rank(by_time) or (every > 0 and step > 0 and step % every == 0)
+        return bool(self.config.every_minutes) and minutes >= self.config.every_minutes
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
