@@ -92,8 +92,9 @@ def train_gpt2(train: TokenStream, seconds: float) -> tuple[Any, int]:
 def bits_per_byte(model: Any, val: TokenStream) -> float:
     assert val.text_bytes is not None, "the corpus comes with a manifest"
     starts = range(0, len(val) - CONTEXT - 1, CONTEXT)
-    losses = [loss_of(model, sequences(val, [start])).item() for start in starts]
-    return statistics.mean(losses) / math.log(2) * (len(val) - 1) / val.text_bytes
+    at_once = [starts[first : first + SEQUENCES] for first in range(0, len(starts), SEQUENCES)]
+    total = sum(loss_of(model, sequences(val, some)).item() * len(some) for some in at_once)
+    return total / len(starts) / math.log(2) * (len(val) - 1) / val.text_bytes
 
 
 def lap(

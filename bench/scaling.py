@@ -36,7 +36,7 @@ WINDOW_TOKENS = 512
 TIMED_TOKENS = 32_768  # at least, in one measurement
 REPEATS = 3
 RUN = (
-    "train softcap --size nano --sequence-tokens 1024 --steps 15 --precision float32 --compile off"
+    "train softcap --size nano --sequence-tokens 1024 --steps 25 --precision float32 --compile off"
     " --evaluation.every-steps 0 --evaluation.tokens 1024"
 )
 
