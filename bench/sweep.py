@@ -4,7 +4,8 @@
 
 The corpus's validation documents are left out altogether; every twentieth of the others is what the settings
 are tuned on. As many runs as there are cores go side by side, one thread each. A sweep by time gives each
-variant as many steps as take the base's time, in CPU seconds, so that neighbours do not count.
+variant as many steps as take the base's time, in CPU seconds, so that neighbours do not count. An interval is
+Welch's, of that comparison alone: with many variants some exclude zero by chance.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,7 +39,7 @@ from hotlap.hardware import select_precision, tune_malloc, usable_cores
 from hotlap.model import build_model
 from hotlap.optim.groups import build_optimizers
 from hotlap.recipes import resolve
-from hotlap.report.stats import paired, summarize
+from hotlap.report.stats import summarize, welch
 from hotlap.settings import as_text
 from hotlap.train.lap import route_parameters
 from hotlap.train.masking import Masking
@@ -98,10 +100,12 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
     if not sweep.by_time:
         return {label: config.schedule.steps for label, config in configs.items()}
     tune_malloc()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     variants = {label: step_of(config) for label, config in configs.items()}
     # In turn, so that a busy moment of the machine meets all of them.
     rounds = [{label: step() for label, step in variants.items()} for _ in range(TIMED_STEPS)][2:]
+    torch.set_num_threads(threads)
     base = next(iter(configs))
     steps = configs[base].schedule.steps
     return {
@@ -111,10 +115,11 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
 
 
 def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
-    """The last line of validation of one run, which is trained unless it is there."""
+    """The last line of validation of one run, which is trained unless it is there, whole."""
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()) + f"-seed{seed}"
     metrics = runs / name / "metrics.jsonl"
     if not (runs / name / "report.html").exists():
+        shutil.rmtree(runs / name, ignore_errors=True)  # what a stopped sweep left
         changes = {**sweep.variants[label], "schedule.steps": steps, "seed": seed}
         vocabulary = resolve(sweep.recipe, sweep.size, changes).model.vocab_size
         changes["data.source"] = str(tuning_data("sotu", vocabulary))
@@ -130,17 +135,17 @@ def rows(sweep: Sweep, results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     base = next(iter(sweep.variants))
     bpb = {label: [line["val_bpb"] for line in lines] for label, lines in results.items()}
     table = [
-        "| variant | steps | tokens | tuning bits/byte | against the first | 95 % interval, p |",
+        "| variant | steps | tokens | tuning bits/byte | against the first | 95 % interval |",
         "|---|---|---|---|---|---|",
     ]
     for label, lines in results.items():
-        summary, difference = summarize(bpb[label]), paired(bpb[base], bpb[label])
+        summary, difference = summarize(bpb[label]), welch(bpb[base], bpb[label])
         several = summary.count > 1
         cells = [label, str(lines[0]["step"]), f"{lines[0]['tokens']:,}", f"{summary.mean:.4f}"]
         cells[-1] += f" ± {summary.sd:.4f}" if several else ""
         cells.append("" if label == base else f"{difference.mean:+.4f}")
         shown = several and label != base
-        cells.append(f"{difference.low:+.4f} to {difference.high:+.4f}, {difference.p:.3f}" if shown else "")
+        cells.append(f"{difference.low:+.4f} to {difference.high:+.4f}" if shown else "")
         table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
 
