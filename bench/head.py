@@ -3,15 +3,18 @@
     python -m bench.head [--threads 2] [--repeats 3]
 
 Each line is a process of its own, so that its peak memory is its own: the growth of the resident set from
-before the first call to the peak, over forward and backward, gradients included. Float32 on the CPU.
+before the first call to the peak, over forward and backward, gradients included. The heads of a shape are
+held against the highest sgemm peak that one of them saw. Float32 on the CPU.
 """
 
 import argparse
+import math
 import multiprocessing
 import os
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
 import torch
 
@@ -31,10 +34,15 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def measure(
-    shape: tuple[int, int, int], head: str, threads: int, repeats: int
-) -> tuple[float, int, float] | None:
-    """Seconds, bytes, and fraction of the sgemm peak counting three products; None: there is no such head."""
+class Measured(NamedTuple):
+    head: str
+    seconds: float
+    grown_bytes: int
+    peak_flops: float
+
+
+def measure(shape: tuple[int, int, int], head: str, threads: int, repeats: int) -> Measured | None:
+    """None where there is no such head for this shape."""
     if head != "kernel":
         os.environ[SWITCH] = "off"
     num_tokens, width, vocabulary = shape
@@ -55,8 +63,7 @@ def measure(
     grown = peak_resident_bytes() - before
     tune_malloc()  # only now: it trades memory for time
     seconds = best_seconds(call, repeats)
-    flops = 3 * 2 * num_tokens * width * vocabulary
-    return seconds, grown, flops / seconds / sgemm_peak_flops()
+    return Measured(head, seconds, grown, sgemm_peak_flops())
 
 
 def main() -> None:
@@ -69,14 +76,17 @@ def main() -> None:
     print("|---|---|---|---|---|")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         for shape in SHAPES:
-            for head in HEADS:
-                found = pool.submit(measure, shape, head, arguments.threads, arguments.repeats).result()
-                if found is None:
-                    continue
-                seconds, grown, fraction = found
+            asked = [
+                pool.submit(measure, shape, head, arguments.threads, arguments.repeats) for head in HEADS
+            ]
+            measured = [found for found in (call.result() for call in asked) if found is not None]
+            flops = 3 * 2 * math.prod(shape)  # three products
+            peak = max(one.peak_flops for one in measured)
+            for one in measured:
                 sizes = ", ".join(str(size) for size in shape)
                 print(
-                    f"| {sizes} | {head} | {seconds * 1e3:.0f} | {grown / 1e6:.0f} | {fraction:.2f} |",
+                    f"| {sizes} | {one.head} | {one.seconds * 1e3:.0f} | {one.grown_bytes / 1e6:.0f} |"
+                    f" {flops / one.seconds / peak:.2f} |",
                     flush=True,
                 )
 
