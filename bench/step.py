@@ -3,22 +3,24 @@
     python -m bench.step [--threads 2] [--sizes 6x128 8x256 12x768]
 
 Forward and backward of the `softcap` model, counting 6 FLOP per weight of a matrix product and token plus
-attention over the visible block pairs, as a fraction of the float32 product peak, measured before and after
-every step. Medians of three steps or more, as many as fit into a while, since a neighbour's busy moment lasts
-longer than a short step; and the fastest step against the highest peak. The steps of a short lap are not
-compiled, the blocks of the larger sizes are. Optimizers are timed in turn with the steps of a lap, whose
-gradients and weights they find as a run leaves them.
+attention over the visible block pairs, as a fraction of what plain float32 products do right before and after
+each step. "of peak" takes the best of five products, "of median" their median: a neighbour's busy moments
+spare the best of a few short products but hardly a step of seconds, so that on a noisy machine only the
+second compares like with like. Medians of three steps or more, as many as fit into a while. The steps of a
+short lap are not compiled, the blocks of the larger sizes are. Optimizers are timed in turn with the steps of
+a lap, whose gradients and weights they find as a run leaves them.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from bench.peak import sgemm_peak_flops
+from bench.peak import product_rates
 from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
@@ -95,8 +97,8 @@ def make_model(config: Config, dtype: torch.dtype) -> GPT | GPT2:
 
 class Step(NamedTuple):
     seconds: float
-    of_peak: float  # float32 product peak
-    fastest_of_peak: float
+    of_peak: float  # of the best product before a step and the best one after it
+    of_median: float
     optimizer_seconds: float
 
 
@@ -106,7 +108,7 @@ def measure_step(config: Config, model: GPT | GPT2, optimizers: Sequence[torch.o
     count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
     tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
     targets = torch.randint(1, vocabulary, (count,))
-    flops, seconds, of_optimizers, peaks = step_flops(config), [], [], [sgemm_peak_flops()]
+    flops, seconds, of_optimizers, products = step_flops(config), [], [], [product_rates()]
     started = time.perf_counter()
     while len(seconds) <= FEWEST_STEPS or time.perf_counter() - started < SECONDS_A_ROW:
         model.zero_grad(set_to_none=True)
@@ -117,15 +119,16 @@ def measure_step(config: Config, model: GPT | GPT2, optimizers: Sequence[torch.o
         for optimizer in optimizers:
             optimizer.step()
         of_optimizers.append(time.perf_counter() - start)
-        peaks.append(sgemm_peak_flops())
-    seconds, of_optimizers, peaks = seconds[1:], of_optimizers[1:], peaks[1:]
-    fractions = [
-        2 * flops / taken / sum(around) for taken, *around in zip(seconds, peaks[:-1], peaks[1:], strict=True)
-    ]
-    fastest = flops / min(seconds) / max(peaks)
-    return Step(
-        statistics.median(seconds), statistics.median(fractions), fastest, statistics.median(of_optimizers)
+        products.append(product_rates())
+    seconds, of_optimizers = seconds[1:], of_optimizers[1:]
+    around = list(zip(seconds, pairwise(products[1:]), strict=True))
+    of_peak, of_median = (
+        statistics.median(
+            2 * flops / taken / (rate(before) + rate(after)) for taken, (before, after) in around
+        )
+        for rate in (max, statistics.median)
     )
+    return Step(statistics.median(seconds), of_peak, of_median, statistics.median(of_optimizers))
 
 
 def optimizers_of(config: Config, model: GPT | GPT2) -> list[torch.optim.Optimizer]:
@@ -140,7 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tune_malloc()
     torch.set_num_threads(arguments.threads)
-    print("| size | tokens | precision | compiled | ms | tokens/s | of float32 peak | fastest | optimizer |")
+    print("| size | tokens | precision | compiled | ms | tokens/s | of peak | of median | optimizer |")
     print("|---|---|---|---|---|---|---|---|---|")
     for size in arguments.sizes:
         config = configuration(size)
@@ -155,7 +158,7 @@ def main() -> None:
             tokens = config.batch.sequence_tokens
             print(
                 f"| {size} | {tokens} | {str(dtype)[6:]} | {mode} | {step.seconds * 1e3:.0f} |"
-                f" {tokens / step.seconds:,.0f} | {step.of_peak:.2f} | {step.fastest_of_peak:.2f} |"
+                f" {tokens / step.seconds:,.0f} | {step.of_peak:.2f} | {step.of_median:.2f} |"
                 f" {share} |",
                 flush=True,
             )
