@@ -72,7 +72,9 @@ def train_gpt2(train: TokenStream, seconds: float) -> tuple[Any, int]:
     """The model after so many seconds of training, and its steps."""
     torch.manual_seed(0)
     model = gpt2()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), fused=True)
     elapsed, steps = 0.0, 0
     while elapsed < seconds:
         start = time.perf_counter()
@@ -103,7 +105,9 @@ def lap(
     """The first validation at or below the target, looked for so often; None if it was never reached."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", recipe, "--size", "nano", "--steps", str(steps), "--seed", str(seed)]
-        words += ["--target-bpb", str(target), "--evaluation.every-steps", str(steps // looks)]
+        # 0: at the end only. Otherwise there is a validation before the first step too.
+        every_steps = 0 if looks == 1 else steps // looks
+        words += ["--target-bpb", str(target), "--evaluation.every-steps", str(every_steps)]
         words += ["--compile", compiled]
         command = [sys.executable, "-m", "hotlap", *words, "--runs", folder, "--name", "lap"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
