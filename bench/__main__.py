@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     arguments = parser.parse_args()
     torch.set_num_threads(usable_cores())
+    began = time.monotonic()
     for part in arguments.parts or PARTS:
         question = (importlib.import_module(f"bench.{part}").__doc__ or "").splitlines()[0]
         print(f"\n{part}: {question}\n{described()}\n", flush=True)
@@ -89,6 +90,7 @@ def main() -> None:
         print(f"\n{part} took {time.monotonic() - started:.0f} s", flush=True)
         if arguments.write:
             write_section(part, question, output)
+    print(f"\nall of it took {(time.monotonic() - began) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":
