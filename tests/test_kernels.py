@@ -98,6 +98,25 @@ def test_operands_may_be_views_of_one_projection() -> None:
         assert relative_error(ours, oracle) < TOLERANCE
 
 
+@pytest.fixture
+def float64_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@needs_kernels
+def test_the_default_dtype_does_not_matter(float64_by_default) -> None:
+    case = Case(300, (100,), 2)
+    operands = [x.float() for x in case.tensors()]
+    found = output_and_gradients(NativeBackend(), case.mask(), *operands)
+    expected = output_and_gradients(DenseBackend(), case.mask(), *(x.double() for x in operands))
+    for ours, oracle in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert relative_error(ours, oracle) < TOLERANCE
+
+
 @needs_kernels
 @pytest.mark.parametrize("case", [Case(1000, (301, 640), 3, head_dim=80), LONG_CASES[0]], ids=str)
 def test_tiles_of_any_length_agree_with_dense(case, monkeypatch) -> None:

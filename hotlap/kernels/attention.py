@@ -46,6 +46,10 @@ class _Operands:
     def address(self) -> object:
         return ctypes.byref(self.structure)
 
+    def new_empty(self, *shape: int) -> Tensor:
+        """Of the operands' float32, which is what C writes, whatever torch's default dtype is."""
+        return self.tensors[0].new_empty(shape)
+
 
 def _tile_queries(head_dim: int, first_key: Tensor) -> int:
     """More have faster products but compute more of what the mask hides: for large heads that see far."""
@@ -63,8 +67,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) ->
     """The output (T, H, D), and log2 of each query's sum of exponentials, (H, T); float32."""
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
-    out, log_sums = torch.empty(q.shape), torch.empty(q.shape[1], len(q))
-    workspace = torch.empty(threads, kernels.attention_forward_floats(operands.address))
+    out, log_sums = operands.new_empty(*q.shape), operands.new_empty(q.shape[1], len(q))
+    workspace = operands.new_empty(threads, kernels.attention_forward_floats(operands.address))
     kernels.attention_forward(operands.address, *map(pointer, (out, log_sums, workspace)), threads)
     return out, log_sums
 
@@ -83,8 +87,9 @@ def backward(
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
     given = (grad.float().contiguous(), out.float().contiguous(), log_sums)
-    grad_q, grad_k, grad_v = torch.empty(q.shape), torch.zeros(k.shape), torch.zeros(v.shape)
+    grad_q = operands.new_empty(*q.shape)
+    grad_k, grad_v = (operands.new_empty(*x.shape).zero_() for x in (k, v))
     gradients = _Gradients(*(x.data_ptr() for x in (*given, grad_q, grad_k, grad_v)))
-    workspace = torch.empty(threads, kernels.attention_backward_floats(operands.address))
+    workspace = operands.new_empty(threads, kernels.attention_backward_floats(operands.address))
     kernels.attention_backward(operands.address, ctypes.byref(gradients), pointer(workspace), threads)
     return grad_q, grad_k, grad_v
