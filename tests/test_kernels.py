@@ -197,7 +197,9 @@ def turned(x: Tensor, norm: Callable[[Tensor, Rotation], Tensor]) -> Tensor:
 PASSES = {
     "norm": (rms_norm, plain_rms_norm, [(300, 48)]),
     "norm of one token": (rms_norm, plain_rms_norm, [(1, 7)]),
+    "norm of a vector": (rms_norm, plain_rms_norm, [(48,)]),
     "norm of heads": (rms_norm, plain_rms_norm, [(60, 3, 16)]),
+    "norm of batches of heads": (rms_norm, plain_rms_norm, [(4, 15, 3, 16)]),
     "rotation": (
         lambda x: turned(x, norm_and_rotate),
         lambda x: turned(x, plain_norm_and_rotate),

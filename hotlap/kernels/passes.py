@@ -16,7 +16,7 @@ EPSILON = torch.finfo(torch.float32).eps  # as rms_norm's default
 
 
 def norm(x_THD: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x / RMS, turned where there are angles; and 1 / RMS, (T, H, 1). Without heads, (T, D) and (T, 1)."""
+    """x / RMS, turned where there are angles; and 1 / RMS, (T, H, 1). Without angles, of any (…, D), (…, 1)."""
     x = x_THD.contiguous()
     out, inverse_rms = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
     needed_library().norm_forward(
@@ -72,4 +72,6 @@ def _angles(cos: Tensor | None, sin: Tensor | None) -> tuple[ctypes.c_void_p, ct
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    return len(x), x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
+    """Tokens, heads that share a token's angles, features. Whatever leads the features is a token."""
+    heads, features = x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
+    return x.numel() // max(1, heads * features), heads, features
