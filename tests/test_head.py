@@ -78,6 +78,24 @@ def test_in_float64_it_is_the_same_function(softcap) -> None:
         assert relative_error(ours, plain) < 1e-12
 
 
+@pytest.mark.parametrize("target", [-100, -1, 512])
+def test_targets_outside_the_vocabulary_are_refused(target) -> None:
+    x, weight, targets = operands(7)
+    targets[3] = target
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        softcapped_cross_entropy(x, weight, targets, 15.0)
+
+
+def test_no_tokens_have_no_loss_and_no_gradient() -> None:
+    x, weight, targets = operands(7)
+    loss, grad_x, grad_weight = run(
+        softcapped_cross_entropy, x[:0], weight, targets[:0], 15.0, reduction="sum"
+    )
+    assert loss == 0
+    assert grad_x.shape == (0, 48)
+    assert grad_weight.eq(0).all()
+
+
 @pytest.mark.parametrize("target", [0, 511])
 @pytest.mark.parametrize("softcap", SOFTCAPS)
 def test_targets_at_the_edges_of_the_vocabulary(softcap, target) -> None:

@@ -17,7 +17,7 @@ CHUNK_LOGITS = 2**19
 
 def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:
     """Whether the kernel takes such operands and is the faster way."""
-    return weight_VC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, weight_VC)
+    return len(x_TC) > 0 and weight_VC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, weight_VC)
 
 
 def loss_and_gradients(
@@ -26,6 +26,10 @@ def loss_and_gradients(
     """factor · Σ loss, and its gradients for x and weight (empty unless needed)."""
     kernels, threads = needed_library(), torch.get_num_threads()
     (num_tokens, width), vocabulary = x_TC.shape, len(weight_VC)
+    assert num_tokens > 0, "without tokens there is no gradient to write, which is how C is told of none"
+    assert weight_VC.shape == (vocabulary, width), f"a weight of {weight_VC.shape}, x of width {width}"
+    assert targets_T.shape == (num_tokens,), f"{len(targets_T)} targets for {num_tokens} tokens"
+    _check_range(targets_T, vocabulary)
     chunk_tokens = max(1, min(CHUNK_LOGITS // vocabulary, -(-num_tokens // threads)))
     x, weight, targets = x_TC.contiguous(), weight_VC.contiguous(), targets_T.long().contiguous()
     losses = x.new_empty(num_tokens)
@@ -41,3 +45,10 @@ def loss_and_gradients(
         threads,
     )
     return losses.sum() * factor, grad_x, grad_weight
+
+
+def _check_range(targets_T: Tensor, vocabulary: int) -> None:
+    """Always on, as PyTorch's own check is: such a target would be a write to memory that is not ours."""
+    least, most = (int(end) for end in targets_T.aminmax())
+    if least < 0 or most >= vocabulary:
+        raise IndexError(f"targets {least} to {most} are out of bounds for a vocabulary of {vocabulary}")

@@ -16,7 +16,7 @@ EPSILON = torch.finfo(torch.float32).eps  # as rms_norm's default
 
 
 def norm(x_THD: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x / RMS, turned where there are angles; and 1 / RMS, (T, H, 1). Without angles, of any (…, D), (…, 1)."""
+    """x / RMS, turned where there are angles; and 1 / RMS, (T, H, 1). Without angles any (…, D), (…, 1)."""
     x = x_THD.contiguous()
     out, inverse_rms = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
     needed_library().norm_forward(
