@@ -98,6 +98,18 @@ def test_operands_may_be_views_of_one_projection() -> None:
         assert relative_error(ours, oracle) < TOLERANCE
 
 
+@needs_kernels
+@pytest.mark.parametrize("num_tokens", [1, 300])
+def test_one_token_may_stand_for_all(num_tokens) -> None:
+    q, k, v, _ = Case(num_tokens).tensors()
+    # As expand() makes them, but for a single token, whose stride that leaves as it is.
+    expanded = [q, *(x.as_strided(x.shape, (0, x.shape[2], 1)) for x in (k, v))]
+    backend, plan = NativeBackend(), NativeBackend().plan(Case(num_tokens).mask())
+    found = backend.attend(*expanded, plan, 0.2)
+    assert torch.equal(found, backend.attend(*(x.contiguous() for x in expanded), plan, 0.2))
+    torch.testing.assert_close(found, v[:1].expand(num_tokens, -1, -1))
+
+
 @pytest.fixture
 def float64_by_default() -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -239,7 +251,42 @@ def test_passes_take_what_does_not_lie_together_and_rows_of_zeros() -> None:
     torch.testing.assert_close(rms_norm(x), plain_rms_norm(x))
     a, b, weights = torch.randn(16, 5).T, torch.randn(5, 16), torch.tensor([0.3, -2.0])
     torch.testing.assert_close(mix(weights, a, b), plain_mix(weights, a, b))
+    apart = torch.tensor([0.3, 9.0, -2.0])[::2]
+    torch.testing.assert_close(mix(apart, a, b), plain_mix(apart, a, b))
     assert rms_norm(torch.zeros(3, 8)).eq(0).all()
+
+
+# name: (fast, plain, operands)
+NOT_ALL_FIT = {
+    "mix of shapes": (mix, plain_mix, [torch.randn(2), torch.randn(300, 48), torch.randn(48)]),
+    "weights of shapes": (mix, plain_mix, [torch.randn(2, 48), torch.randn(300, 48), torch.randn(300, 48)]),
+    "angles in bfloat16": (
+        lambda x: norm_and_rotate(x, Rotation(*torch.randn(2, 300, 1, 8).bfloat16())),
+        lambda x: plain_norm_and_rotate(x, Rotation(*torch.randn(2, 300, 1, 8).bfloat16())),
+        [torch.randn(300, 3, 16)],
+    ),
+    "the same angles everywhere": (
+        lambda x: norm_and_rotate(x, Rotation(*torch.randn(2, 1, 1, 8))),
+        lambda x: plain_norm_and_rotate(x, Rotation(*torch.randn(2, 1, 1, 8))),
+        [torch.randn(300, 3, 16)],
+    ),
+    "one matrix of an MLP in float64": (
+        relu_squared_mlp,
+        plain_relu_squared_mlp,
+        [torch.randn(300, 16), torch.randn(64, 16), torch.randn(16, 64, dtype=torch.float64)],
+    ),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", NOT_ALL_FIT)
+def test_an_operand_that_does_not_fit_sends_all_to_pytorch(case) -> None:
+    fast, plain, operands = NOT_ALL_FIT[case]
+    results = []
+    for function in (fast, plain):
+        torch.manual_seed(0)
+        results.append(function(*operands))
+    torch.testing.assert_close(*results)
 
 
 @needs_kernels
@@ -250,7 +297,7 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads,
     monkeypatch.setattr(mlp, "CHUNK_FEATURES", 192 * 32)
     torch.manual_seed(0)
     operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
-    assert mlp.suits(*operands[:2])
+    assert mlp.suits(*operands)
     expected = result_and_gradients(plain_relu_squared_mlp, operands, torch.float64)
     for ours, plain in zip(
         result_and_gradients(relu_squared_mlp, operands, torch.float32), expected, strict=True
@@ -270,11 +317,13 @@ def test_a_compiler_takes_the_mlp_as_it_is() -> None:
 
 @needs_kernels
 def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch() -> None:
-    x, expand = torch.empty(4, 1024), torch.empty(4096, 1024)
-    assert not mlp.suits(x, expand)
-    assert not mlp.suits(x[:, :16].double(), expand[:64, :16].double())
-    assert not mlp.suits(x[:, :16].bfloat16(), expand[:64, :16])
-    assert mlp.suits(x[:, :16], expand[:64, :16])
+    x, expand, out = torch.empty(4, 1024), torch.empty(4096, 1024), torch.empty(1024, 4096)
+    small = x[:, :16], expand[:64, :16], out[:16, :64]
+    assert mlp.suits(*small)
+    assert not mlp.suits(x, expand, out)
+    assert not mlp.suits(*(operand.double() for operand in small))
+    assert not mlp.suits(small[0].bfloat16(), *small[1:])
+    assert not mlp.suits(*small[:2], small[2].double())
 
 
 @needs_kernels

@@ -60,7 +60,11 @@ def _tile_queries(head_dim: int, first_key: Tensor) -> int:
 def _with_heads_together(x: Tensor) -> Tensor:
     """As float32, with the features of all heads side by side, which tokens need not be."""
     x = x.float()
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+    apart, *within = x.stride()
+    # An expanded tensor has its tokens on top of each other, which no product takes for a matrix.
+    fits = within == [x.shape[2], 1] and apart >= x.shape[1] * x.shape[2]
+    # Not contiguous(), which leaves the stride of a single token as it is.
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ MOST_WEIGHTS = 2**19
 CHUNK_FEATURES = 2**17
 
 
-def suits(x_TC: Tensor, expand_FC: Tensor) -> bool:
+def suits(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> bool:
     """Whether the kernels take such operands and are the faster way."""
-    return expand_FC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, expand_FC)
+    return expand_FC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, expand_FC, out_CF)
 
 
 def _chunk_tokens(num_tokens: int, num_features: int, threads: int) -> int:
@@ -26,6 +26,8 @@ def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Te
     """relu(x · expandᵀ)² · outᵀ, and relu(x · expandᵀ), (T, F)."""
     kernels, threads = needed_library(), torch.get_num_threads()
     (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
+    shapes = (expand_FC.shape, out_CF.shape)
+    assert shapes == ((num_features, width), (width, num_features)), f"weights {shapes} for width {width}"
     chunk_tokens = _chunk_tokens(num_tokens, num_features, threads)
     operands = [x.contiguous() for x in (x_TC, expand_FC, out_CF)]
     y_TC, hidden_TF = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens, num_features)

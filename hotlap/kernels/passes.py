@@ -40,10 +40,10 @@ def norm_backward(
 
 def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """weights[0] · a + weights[1] · b."""
-    a, b = a.contiguous(), b.contiguous()
+    operands = [x.contiguous() for x in (weights_2, a, b)]
     out = a.new_empty(a.shape)
     needed_library().mix_forward(
-        *(pointer(x) for x in (weights_2, a, b)),
+        *map(pointer, operands),
         *(ctypes.c_int64(a.numel()), pointer(out), torch.get_num_threads()),
     )
     return out

@@ -74,7 +74,8 @@ def plain_mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """As the plain version, in one pass each way where there are kernels in C."""
-    if torch.compiler.is_compiling() or not kernels_take(weights_2, a, b):
+    fit = weights_2.shape == (2,) and a.shape == b.shape and a.ndim > 0
+    if torch.compiler.is_compiling() or not (fit and kernels_take(weights_2, a, b)):
         return plain_mix(weights_2, a, b)
     result: Tensor = _Mix.apply(weights_2, a, b)  # type: ignore[no-untyped-call]
     return result

@@ -93,7 +93,7 @@ _native.register_autograd(_autograd, setup_context=_setup_context)
 
 def relu_squared_mlp(x_TC: Tensor, expand: Tensor, out: Tensor) -> Tensor:
     """As the plain version, in less memory, which a compiler sees to by itself."""
-    if kernel.suits(x_TC, expand):
+    if kernel.suits(x_TC, expand, out):
         y_TC: Tensor = _native(x_TC, expand, out)[0]
         return y_TC
     if torch.compiler.is_compiling():

@@ -47,6 +47,12 @@ def _turn(x_THD: Tensor, cos: Tensor, sin: Tensor, direction: Literal[1, -1]) ->
     return out
 
 
+def _kernels_turn(x_THD: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether there are kernels, for these operands; they take a row of angles for each token."""
+    fits = x_THD.ndim == 3 and cos.shape == sin.shape == (len(x_THD), 1, x_THD.shape[2] / 2)
+    return fits and kernels_take(x_THD, cos, sin)
+
+
 class _NormAndRotate(torch.autograd.Function):
     """Keeps nothing but its own output, which attention keeps anyway.
 
@@ -55,7 +61,7 @@ class _NormAndRotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if kernels_take(x_THD):
+        if _kernels_turn(x_THD, cos, sin):
             out, scale = passes.norm(x_THD, cos, sin)
         else:
             scale = inverse_rms(x_THD)
@@ -66,7 +72,7 @@ class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:
         out, scale, cos, sin = ctx.saved_tensors
-        if kernels_take(grad_THD):
+        if _kernels_turn(grad_THD, cos, sin):
             return passes.norm_backward(grad_THD, out, scale, cos, sin), None, None
         return _turn(norm_gradient(grad_THD, out, scale), cos, sin, -1), None, None
 
