@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from hotlap.model import products
-from hotlap.model.layers import plain_rms_norm, rms_norm
+from hotlap.model.head import softcapped_cross_entropy
+from hotlap.model.layers import mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
 from hotlap.model.products import linear, plain_linear
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
+from tests.kernels_here import needs_kernels
 
 
 def rotation(num_tokens: int, head_dim: int, dtype: torch.dtype) -> Rotation:
@@ -79,6 +81,50 @@ def test_compiled_agrees_with_plain(case) -> None:
     found, expected = value_and_gradients(compiled, *operands), value_and_gradients(plain, *operands)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def squares_of_gradients(function, *operands: Tensor) -> Tensor:
+    """Of a sum, whose gradient is a constant: what lets through unnoticed what cannot be differentiated."""
+    return sum(
+        gradient.square().sum()
+        for gradient in torch.autograd.grad(function(*operands).sum(), operands, create_graph=True)
+    )
+
+
+def head(x: Tensor, weight: Tensor) -> Tensor:
+    return softcapped_cross_entropy(x, weight, torch.arange(len(x)), 15.0)
+
+
+BY_HAND = {
+    **{name: CASES[name][::2] for name in ("norm", "norm and rotation", "mlp")},
+    "mix": (mix, [random(2), random(5, 16), random(5, 16)]),
+    "head": (head, [random(9, 16), random(64, 16)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, torch.float64) for case in BY_HAND if case != "mix"),
+        *(pytest.param(case, torch.float32, marks=needs_kernels) for case in BY_HAND),
+    ],
+)
+def test_second_derivatives_are_refused(case, dtype) -> None:
+    function, operands = BY_HAND[case]
+    leaves = [operand.to(dtype).requires_grad_() for operand in operands]
+    with pytest.raises(RuntimeError, match=r"create_graph|no autograd formula"):
+        squares_of_gradients(function, *leaves).backward()
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32])
+def test_second_derivatives_of_a_cut_product_are_those_of_the_whole(weight_dtype) -> None:
+    found, expected = [], []
+    for function, gradients in ((linear, found), (plain_linear, expected)):
+        x, weight = random(768, 16), random(24, 16, seed=1, dtype=weight_dtype)
+        leaves = [x.requires_grad_(), weight.requires_grad_()]
+        gradients += torch.autograd.grad(squares_of_gradients(function, *leaves), leaves)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_mlp_keeps_one_hidden_tensor_for_its_backward() -> None:

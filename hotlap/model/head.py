@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotlap.kernels import head as kernel
+from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.products import token_parts
 
 DEFAULT_CHUNK_TOKENS = 512
@@ -191,6 +192,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
+@first_derivative_only
 def _scale_gradients(ctx: Any, grad_loss: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if grad_loss is None:
         return (None,) * 7

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotlap.kernels import kernels_take, passes
+from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.products import linear
 from hotlap.model.roles import Role
 
@@ -38,6 +39,7 @@ class _RmsNorm(torch.autograd.Function):
         return normed
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         gradient = passes.norm_backward if kernels_take(grad) else norm_gradient
         return gradient(grad, *ctx.saved_tensors)
@@ -63,6 +65,7 @@ class _Mix(torch.autograd.Function):
         return passes.mix(weights_2, a, b)
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return passes.mix_backward(grad, *ctx.saved_tensors)
 

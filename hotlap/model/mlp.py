@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
 from hotlap.kernels import mlp as kernel
+from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.layers import Matrix
 from hotlap.model.products import linear, plain_linear, weight_gradient
 
@@ -35,6 +36,7 @@ class _ReluSquaredMLP(torch.autograd.Function):
         return F.linear(hidden.square(), out)
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_TC, expand, out, hidden = ctx.saved_tensors
         # d(relu(h)²) = 2·relu(h)·dh, which is 0 where h < 0. The 2 goes to the narrow operand.

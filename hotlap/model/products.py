@@ -40,25 +40,24 @@ def weight_gradient(grad_TN: Tensor, x_TC: Tensor, dtype: torch.dtype) -> Tensor
     return (grad_PTN.transpose(1, 2) @ x_PTC).sum(dim=0, dtype=dtype)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
-        used = weight_NC.to(x_TC.dtype)
-        ctx.save_for_backward(x_TC, used)
-        ctx.weight_dtype = weight_NC.dtype
-        return F.linear(x_TC, used)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x_TC, used = ctx.saved_tensors
-        needs_x, needs_weight = ctx.needs_input_grad
-        grad_x = grad_TN @ used if needs_x else None
-        return grad_x, weight_gradient(grad_TN, x_TC, ctx.weight_dtype) if needs_weight else None
-
-
 def plain_linear(x_TC: Tensor, weight_NC: Tensor) -> Tensor:
     """The reference: x · weightᵀ in the dtype of x."""
     return F.linear(x_TC, weight_NC.to(x_TC.dtype))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
+        # Not the cast weight, which a second derivative would take for a constant.
+        ctx.save_for_backward(x_TC, weight_NC)
+        return plain_linear(x_TC, weight_NC)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_TC, weight_NC = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad
+        grad_x = grad_TN @ weight_NC.to(x_TC.dtype) if needs_x else None
+        return grad_x, weight_gradient(grad_TN, x_TC, weight_NC.dtype) if needs_weight else None
 
 
 def linear(x_TC: Tensor, weight_NC: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.kernels import kernels_take, passes
+from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.layers import inverse_rms, norm_gradient, plain_rms_norm
 
 
@@ -70,6 +71,7 @@ class _NormAndRotate(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor, None, None]:
         out, scale, cos, sin = ctx.saved_tensors
         if _kernels_turn(grad_THD, cos, sin):
