@@ -166,7 +166,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AttentionConfig:
     backend: Literal["auto", "dense", "flex", "native", "blocked"] = setting(
-        "auto", "flex on CUDA, native on a CPU with a C compiler, else blocked; dense is the slow reference"
+        "auto", "flex on CUDA, native on a CPU with gcc, else blocked; dense is the slow reference"
     )
     window_unit: Literal["tokens", "blocks", "unlimited"] = setting(
         "tokens", "what the window counts: tokens, blocks, or nothing (all earlier tokens are seen)"

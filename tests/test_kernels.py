@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -399,6 +400,45 @@ def test_without_a_compiler_the_reason_is_told(tmp_path) -> None:
     assert asked(tmp_path, CC=str(broken)) == "the C compiler failed: no such target"
     assert asked(tmp_path, HOTLAP_NATIVE="off") == "HOTLAP_NATIVE=off"
     assert not (tmp_path / "cache").exists()
+
+
+def compiler_script(path: Path, of_macros: str) -> str:
+    """A compiler that is gcc but for its predefined macros and for options that only gcc has."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in *-dM*) {of_macros};; *-Q*) exit 1;; *) exec cc "$@";; esac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_kernels
+def test_each_kind_of_processor_has_its_own_file(tmp_path) -> None:
+    for kind in ("new", "old"):
+        compiler = compiler_script(tmp_path / "compiler", f"echo '#define __{kind}__ 1'")
+        assert asked(tmp_path, CC=compiler) == "None"
+    assert len(list((tmp_path / "cache" / "native").iterdir())) == 2
+
+
+@needs_kernels
+def test_clang_is_refused(tmp_path) -> None:
+    compiler = compiler_script(tmp_path / "compiler", "echo '#define __clang__ 1'")
+    assert asked(tmp_path, CC=compiler) == "kernels need gcc, found clang"
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_kernels
+def test_a_compiler_may_be_called_through_another_program(tmp_path) -> None:
+    assert asked(tmp_path, CC="env cc") == "None"
+    assert asked(tmp_path, CC="env no-such-compiler").startswith("the C compiler failed")
+    assert asked(tmp_path, CC="'cc") == "CC is not a command: No closing quotation"
+
+
+@needs_kernels
+def test_a_damaged_file_is_compiled_once_more(tmp_path) -> None:
+    assert asked(tmp_path) == "None"
+    (kept,) = (tmp_path / "cache" / "native").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])  # loading it would end the process
+    assert asked(tmp_path) == "None"
+    assert kept.stat().st_size == len(whole)
 
 
 @needs_kernels

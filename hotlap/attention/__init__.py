@@ -1,6 +1,6 @@
 """Attention over packed documents: one mask, four backends that must agree.
 
-`dense` is the oracle, `flex` the fast path on CUDA, `native` the one on a CPU with a C compiler, `blocked`
+`dense` is the oracle, `flex` the fast path on CUDA, `native` the one on a CPU with gcc, `blocked`
 the one that trains everywhere. A backend that cannot work on the device is an error here, never a quiet
 switch to another.
 """
@@ -72,7 +72,7 @@ def choose_backend(
         reason = kernels.unavailable() if kind == "cpu" else f"device {kind}"
         if reason:
             raise DeviceError(
-                expected="a CPU and a C compiler for the native attention backend",
+                expected="a CPU and gcc for the native attention backend",
                 found=reason,
                 do="choose blocked or auto there",
             )

@@ -1,9 +1,10 @@
 """Kernels in C for float32 on a CPU, compiled when first needed, or the reason why there are none.
 
 They take what PyTorch's own operators cannot keep in a core's cache: attention, the MLP and the head, from
-the first product to the last. The compiler needs a second and no headers but its own; what it made is kept in
-the cache, one file for each kind of processor. Nothing depends on it: without a C compiler, with another
-BLAS, or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
+the first product to the last, norms and mixes in one pass, Newton-Schulz a matrix at a time, and the rows of
+a table. The compiler needs a second and no headers but its own; what it made is kept in the cache, one file
+for each kind of processor. Nothing depends on it: without gcc, with another BLAS, or with HOTLAP_NATIVE=off
+the same is computed in PyTorch, and a run's header says which.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from hotlap.files import cache_directory
+from hotlap.files import cache_directory, sync
 
 SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 # Sums may be taken in another order, as a vectorised sum is; NaN and infinity keep their meaning.
@@ -80,7 +82,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         if os.environ.get(SWITCH) == "off":
             raise _UnavailableError(f"{SWITCH}=off")
         sgemm = _torch_sgemm()
-        loaded = ctypes.CDLL(str(_compiled()))
+        loaded = _loaded()
     except (_UnavailableError, OSError) as reason:
         return None, str(reason)
     for name in WORKSPACE_SIZES:
@@ -100,36 +102,69 @@ def _torch_sgemm() -> ctypes.c_void_p:
     raise _UnavailableError("no BLAS in torch that could be called")
 
 
-def _compiled() -> Path:
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise _UnavailableError("no C compiler")
+def _loaded() -> ctypes.CDLL:
+    compiler = _compiler()
     path = cache_directory() / "native" / f"{_fingerprint(compiler)}.so"
-    if not path.exists():
+    if not _is_whole(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Other processes may be compiling too; whoever is last replaces equal by equal.
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            made = Path(directory) / path.name
-            files = [str(source) for source in SOURCES if source.suffix == ".c"]
-            _run([compiler, *FLAGS, *files, "-o", str(made), "-lm"])
-            made.replace(path)
-    return path
+        _compile(compiler, path)
+    return ctypes.CDLL(str(path))
 
 
-def _fingerprint(compiler: str) -> str:
+def _compiler() -> list[str]:
+    """A command, of several words where CC is one, as `ccache gcc`."""
+    try:
+        command = shlex.split(os.environ.get("CC", "cc"))
+    except ValueError as error:
+        raise _UnavailableError(f"CC is not a command: {error}") from None
+    if not command or shutil.which(command[0]) is None:
+        raise _UnavailableError("no C compiler")
+    return command
+
+
+def _compile(compiler: list[str], path: Path) -> None:
+    # Other processes may be compiling too; whoever is last replaces equal by equal.
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory) / path.name
+        files = [str(source) for source in SOURCES if source.suffix == ".c"]
+        _run([*compiler, *FLAGS, *files, "-o", str(made), "-lm"])
+        library_bytes = made.read_bytes()
+        made.write_bytes(library_bytes + hashlib.sha256(library_bytes).digest())
+        sync(made)
+        made.replace(path)
+        sync(path.parent)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file ends in the checksum of the rest, which a loader passes over.
+
+    Loading a file that was cut short can end the process, not just the attempt.
+    """
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
+
+
+def _fingerprint(compiler: list[str]) -> str:
     """Of all that the result depends on: a cache may be shared by different machines."""
-    version = _run([compiler, "--version"])
-    target = _run([compiler, "-march=native", "-Q", "--help=target"], may_fail=True)
-    parts = (*(source.read_text() for source in SOURCES), *FLAGS, version, target, platform.machine())
+    version = _run([*compiler, "--version"])
+    # They name every extension of the processor that the compiler will use.
+    macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
+    if "#define __clang__ " in macros:
+        # Its OpenMP is not torch's: in a thread of it, torch's BLAS would start threads of its own.
+        raise _UnavailableError("kernels need gcc, found clang")
+    parts = (*(source.read_text() for source in SOURCES), *FLAGS, version, macros, platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _run(command: list[str], *, may_fail: bool = False) -> str:
+def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         raise _UnavailableError("the C compiler takes too long") from None
-    if done.returncode and not may_fail:
+    if done.returncode:
         first_line = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
         raise _UnavailableError(f"the C compiler failed: {first_line}")
     return done.stdout
