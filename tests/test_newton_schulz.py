@@ -7,10 +7,18 @@ from hypothesis import strategies as st
 
 from hotlap.optim import reference
 from hotlap.optim.newton_schulz import orthogonalize, step_coefficients, working_dtype
+from tests.kernels_here import needs_kernels, without_kernels
 
 BANDS = {"quintic": (0.68, 1.21), "polar-express": (0.87, 1.13)}
 SMALLEST_IN_BAND = 0.0015
 KINDS = list(BANDS)
+
+
+@pytest.fixture(autouse=True, params=["PyTorch", pytest.param("C", marks=needs_kernels)])
+def way(request, monkeypatch):
+    """Every test with the kernel in C, where that takes the case, and without."""
+    if request.param == "PyTorch":
+        without_kernels(monkeypatch)
 
 
 def with_singular_values(values: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
