@@ -134,7 +134,7 @@ def test_the_default_dtype_does_not_matter(float64_by_default) -> None:
 @pytest.mark.parametrize("case", [Case(1000, (301, 640), 3, head_dim=80), LONG_CASES[0]], ids=str)
 def test_tiles_of_any_length_agree_with_dense(case, monkeypatch) -> None:
     for tile in (128, 100, 7):
-        monkeypatch.setattr(attention, "SHORT_TILE", tile)
+        monkeypatch.setattr(attention, "_tile_queries", lambda *_, tile=tile: tile)
         check_against_oracle(case, threads=3)
 
 
@@ -176,9 +176,10 @@ def test_what_is_not_a_number_stays_so() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_the_head_agrees_with_plain_on_any_number_of_threads(threads) -> None:
+def test_the_head_agrees_with_plain_on_any_number_of_threads(threads, monkeypatch) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(threads)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", 512 * 32)  # several chunks a thread, also on seven
     for num_tokens in (1, 5, 300):
         x, weight = torch.randn(num_tokens, 48), torch.randn(512, 48) / 7
         targets = torch.randint(0, 512, (num_tokens,))
