@@ -139,6 +139,30 @@ def test_tiles_of_any_length_agree_with_dense(case, monkeypatch) -> None:
 
 
 @needs_kernels
+def test_a_tile_that_c_has_no_room_for_is_a_bug(monkeypatch) -> None:
+    monkeypatch.setattr(attention, "_tile_queries", lambda *_: 129)
+    with pytest.raises(AssertionError, match="129 queries"):
+        check_against_oracle(CASES[0], threads=1)
+
+
+def test_the_longest_tile_is_that_of_c() -> None:
+    assert f"MOST_TILE = {attention.MOST_TILE}," in Path(attention.__file__).with_suffix(".c").read_text()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("num_tokens", "threads", "in_c"),
+    [(2048, 2, True), (512, 2, True), (511, 2, False), (2048, 16, False), (1, 1, True)],
+)
+def test_threads_with_few_tokens_each_share_no_gradients(num_tokens, threads, in_c) -> None:
+    torch.set_num_threads(threads)
+    for width, vocabulary in ((64, 512), (96, 4096)):  # of `pico` and `nano`
+        x, expand = torch.empty(num_tokens, width), torch.empty(4 * width, width)
+        assert mlp.suits(x, expand, expand.T) == in_c
+        assert head.suits(x, torch.empty(vocabulary, width)) == in_c
+
+
+@needs_kernels
 def test_tiles_are_long_where_large_heads_see_far() -> None:
     sees_all, sees_little = torch.zeros(4096, dtype=torch.int32), torch.arange(4096, dtype=torch.int32)
     assert attention._tile_queries(128, sees_all) > attention._tile_queries(128, sees_little)
@@ -299,6 +323,7 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads,
     monkeypatch.setattr(mlp, "CHUNK_FEATURES", 192 * 32)
     torch.manual_seed(0)
     operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    monkeypatch.setattr(mlp, "pays_to_share", lambda *_: True)
     assert mlp.suits(*operands)
     expected = result_and_gradients(plain_relu_squared_mlp, operands, torch.float64)
     for ours, plain in zip(
@@ -320,6 +345,7 @@ def test_a_compiler_takes_the_mlp_as_it_is() -> None:
 @needs_kernels
 def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch() -> None:
     x, expand, out = torch.empty(4, 1024), torch.empty(4096, 1024), torch.empty(1024, 4096)
+    torch.set_num_threads(1)
     small = x[:, :16], expand[:64, :16], out[:16, :64]
     assert mlp.suits(*small)
     assert not mlp.suits(x, expand, out)

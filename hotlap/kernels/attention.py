@@ -10,6 +10,7 @@ from torch import Tensor
 from hotlap.kernels.compiled import needed_library, pointer
 
 SHORT_TILE, LONG_TILE = 64, 128  # queries
+MOST_TILE = 128  # that of attention.c, whose rows of a tile have their place on the stack
 FAR_KEYS = 768
 
 
@@ -40,6 +41,7 @@ class _Operands:
         strides = [x.stride(0) for x in self.tensors[:3]]
         sizes = (len(q), q.shape[1], k.shape[1], q.shape[2])
         tile = _tile_queries(q.shape[2], first_key)
+        assert 1 <= tile <= MOST_TILE, f"a tile of {tile} queries, at most {MOST_TILE} fit"
         self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, *strides, tile, scale)
 
     @property

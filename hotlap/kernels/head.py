@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels.compiled import kernels_take, needed_library, pointer
+from hotlap.kernels.shares import pays_to_share
 
 # Every chunk of a thread goes through the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
@@ -17,7 +18,8 @@ CHUNK_LOGITS = 2**19
 
 def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:
     """Whether the kernel takes such operands and is the faster way."""
-    return len(x_TC) > 0 and weight_VC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, weight_VC)
+    fits = len(x_TC) > 0 and weight_VC.numel() <= MOST_WEIGHTS
+    return fits and pays_to_share(x_TC, weight_VC) and kernels_take(x_TC, weight_VC)
 
 
 def loss_and_gradients(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels.compiled import kernels_take, needed_library, pointer
+from hotlap.kernels.shares import pays_to_share
 
 # Every chunk of a thread goes through both weights, which must therefore come from a cache.
 MOST_WEIGHTS = 2**19
@@ -15,7 +16,8 @@ CHUNK_FEATURES = 2**17
 
 def suits(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> bool:
     """Whether the kernels take such operands and are the faster way."""
-    return expand_FC.numel() <= MOST_WEIGHTS and kernels_take(x_TC, expand_FC, out_CF)
+    fits = expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
+    return fits and kernels_take(x_TC, expand_FC, out_CF)
 
 
 def _chunk_tokens(num_tokens: int, num_features: int, threads: int) -> int:

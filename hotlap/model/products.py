@@ -14,16 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# With fewer, a part's product is too short to be fast.
-LEAST_TOKENS_A_PART = 256
+from hotlap.kernels.shares import LEAST_TOKENS_A_THREAD, least_tokens_a_share, num_threads
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def num_threads() -> int:
-    return torch.get_num_threads()
-
-
-def token_parts(x_TC: Tensor, least_tokens: int = LEAST_TOKENS_A_PART) -> int:
+def token_parts(x_TC: Tensor, least_tokens: int = LEAST_TOKENS_A_THREAD) -> int:
     """How many equal runs of tokens a product is cut into: one a thread, or 1 where that would not pay."""
     threads = num_threads()
     cut = x_TC.device.type == "cpu" and len(x_TC) % threads == 0 and len(x_TC) >= threads * least_tokens
@@ -32,8 +26,7 @@ def token_parts(x_TC: Tensor, least_tokens: int = LEAST_TOKENS_A_PART) -> int:
 
 def weight_gradient(grad_TN: Tensor, x_TC: Tensor, dtype: torch.dtype) -> Tensor:
     """gradᵀ · x, (N, C): the parts' sums over their own tokens, added up in `dtype`."""
-    # Adding up the parts is a pass over P × N × C, to be much less than the products.
-    parts = token_parts(x_TC, max(LEAST_TOKENS_A_PART, min(grad_TN.shape[1], x_TC.shape[1])))
+    parts = token_parts(x_TC, least_tokens_a_share(grad_TN.shape[1], x_TC.shape[1]))
     if parts == 1:
         return (grad_TN.T @ x_TC).to(dtype)
     grad_PTN, x_PTC = grad_TN.unflatten(0, (parts, -1)), x_TC.unflatten(0, (parts, -1))
