@@ -14,7 +14,7 @@ from hotlap.attention.dense import DenseBackend
 from hotlap.attention.masks import Mask, document_ids
 from hotlap.config import Config
 from hotlap.data.tokenizer import train_tokenizer
-from hotlap.errors import ConfigError
+from hotlap.errors import CheckpointError, ConfigError
 from hotlap.model import build_model
 from hotlap.model.rotary import Rotary
 from hotlap.recipes import resolve
@@ -304,6 +304,14 @@ def test_draws_have_the_probabilities_of_the_softmax():
     tokens = choose(logits.expand(4000, -1), SampleOptions(temperature=2), uniform)
     shares = tokens.bincount(minlength=4) / 4000
     torch.testing.assert_close(shares, (logits / 2).softmax(0), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_refused(value, temperature):
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, value, 2.0]])
+    with pytest.raises(CheckpointError, match="diverged"):
+        choose(logits, SampleOptions(temperature=temperature), torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
 def test_a_temperature_near_zero_is_greedy_and_a_draw_of_one_stays_inside():

@@ -33,10 +33,10 @@ def choose(logits_SV: Tensor, options: SampleOptions, uniform_S: Tensor) -> Tens
     Tokens are laid out from the likeliest down, equals in order of their ids.
     """
     logits = logits_SV.cpu().double()
-    if logits.isnan().any():
+    if not logits.isfinite().all():
         raise CheckpointError(
             expected="a model with finite logits",
-            found="NaN, as after a run that diverged",
+            found="NaN or infinity, as after a run that diverged",
             do="sample from an earlier checkpoint",
         )
     if options.temperature == 0:
