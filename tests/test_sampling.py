@@ -24,6 +24,7 @@ from hotlap.sampling.generate import TextStream, encode_prompt, generate, sample
 from hotlap.sampling.options import SampleOptions
 from hotlap.sampling.visibility import Visibility, uncached_logits
 from hotlap.settings import updated
+from hotlap.train.masking import Masking
 
 END = 0
 VOCABULARY = 100  # not a multiple of 128: the head has rows that stand for no token
@@ -102,6 +103,22 @@ def test_uncached_logits_are_those_of_the_plain_mask():
     with torch.no_grad():
         plain = model.logits(model.hidden(tokens, [plan] * config.model.num_layers))
     torch.testing.assert_close(uncached_logits(model, visibility, tokens), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("document_mask", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"model.bigram_rows": 512}])
+def test_reading_sees_what_training_sees(changes, document_mask):
+    config = tiny("softcap", **{"attention.document_mask": document_mask, **changes})
+    model = randomised(config)
+    tokens = text_of(200, ends=(30, 90))
+    masking = Masking(config, DenseBackend(), END, torch.device("cpu"))
+    masking.set_step(config.schedule.steps)
+    with torch.no_grad():
+        in_training = model.logits(model.hidden(tokens, masking.plans(tokens, None)))
+    visibility = Visibility.at_step(config, config.schedule.steps, END)
+    torch.testing.assert_close(uncached_logits(model, visibility, tokens), in_training, rtol=0, atol=1e-5)
+    cached = cached_logits(model, visibility, tokens, 60)
+    torch.testing.assert_close(cached, in_training[59:], rtol=0, atol=1e-5)
 
 
 def test_gpt2_cached_logits_equal_uncached_ones_up_to_its_context():

@@ -124,10 +124,9 @@ class Decoder:
             self._make_room(self.context)
             self._read = torch.cat([self._read, tokens_S[:, None]], dim=1)
         previous_S, self._last_S = self._last_S, tokens_S
-        if self.visibility.unit != "unlimited":
-            starts_document = tokens_S == self.visibility.end_of_text
-            self._document_starts = self._document_starts.masked_fill(starts_document, self.position)
-            previous_S = previous_S.masked_fill(starts_document, NO_TOKEN)
+        starts_document = tokens_S == self.visibility.starts_document
+        self._document_starts = self._document_starts.masked_fill(starts_document, self.position)
+        previous_S = previous_S.masked_fill(starts_document, NO_TOKEN)
         visible = self._visible()
         for cache in self._caches:
             cache.position, cache.visible, cache.previous_S = self.position, visible, previous_S
@@ -154,8 +153,8 @@ class Decoder:
             self._fill(slice(row, row + 1), tokens_T)
 
     def _document_start(self, tokens_T: Tensor) -> int:
-        starts = (tokens_T == self.visibility.end_of_text).nonzero()
-        return int(starts[-1]) if len(starts) and self.visibility.unit != "unlimited" else 0
+        starts = (tokens_T == self.visibility.starts_document).nonzero()
+        return int(starts[-1]) if len(starts) else 0
 
     def _visible(self) -> Tensor:
         """(S, 1, 1, filled slots): whether the query at the current position sees what a slot holds."""

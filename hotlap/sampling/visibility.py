@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotlap.attention import make_plan
 from hotlap.attention.blocked import BlockedBackend
-from hotlap.attention.masks import Mask, document_ids
+from hotlap.attention.masks import NO_TOKEN, Mask, document_ids
 from hotlap.config import Config
 from hotlap.model import GPT, GPT2
 from hotlap.model.block import AttentionPlan
@@ -27,6 +27,7 @@ class Visibility:
     window_tokens: int  # the most keys that a query sees; of whole blocks when the window counts blocks
     block_size: int
     end_of_text: int
+    starts_document: int  # the token that hides all before it: end_of_text, or NO_TOKEN without such a mask
 
     @classmethod
     def at_step(cls, config: Config, step: int, end_of_text: int) -> Visibility:
@@ -36,7 +37,8 @@ class Visibility:
             window = config.batch.sequence_tokens
         else:
             window = window_tokens(min(step, config.schedule.steps), config.schedule)
-        return cls(unit, window, block_size, end_of_text)
+        masks_documents = unit != "unlimited" and config.attention.document_mask
+        return cls(unit, window, block_size, end_of_text, end_of_text if masks_documents else NO_TOKEN)
 
     def first_visible(self, position: int) -> int:
         """The first position in the window of a query, whatever documents there are; may be below 0."""
@@ -49,12 +51,14 @@ class Visibility:
 
     def mask(self, tokens_T: Tensor) -> Mask:
         if self.unit == "unlimited":
-            documents, unit, window = torch.zeros_like(tokens_T, dtype=torch.int32), "tokens", len(tokens_T)
+            window = len(tokens_T)
         else:
-            documents, unit = document_ids(tokens_T, self.end_of_text), self.unit
-            window = self.window_tokens // (self.block_size if unit == "blocks" else 1)
+            window = self.window_tokens // (self.block_size if self.unit == "blocks" else 1)
+        documents = document_ids(tokens_T, self.starts_document)
         window_tensor = torch.tensor(window, dtype=torch.int32, device=tokens_T.device)
-        return Mask(documents, window_tensor, "blocks" if unit == "blocks" else "tokens", self.block_size)
+        return Mask(
+            documents, window_tensor, "blocks" if self.unit == "blocks" else "tokens", self.block_size
+        )
 
     def plan(self, tokens_T: Tensor) -> AttentionPlan:
         # On every device: a prompt is read once, which is not worth compiling a kernel for its length.
