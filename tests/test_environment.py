@@ -8,6 +8,7 @@ import torch
 
 from hotlap.train import environment
 from hotlap.train.environment import RECORDED_VARIABLES, describe_environment, working_commit
+from tests.kernels_here import needs_kernels, without_kernels
 
 
 def describe():
@@ -27,7 +28,7 @@ def test_the_facts_are_plain_and_complete():
     assert facts.keys() == {
         *("hotlap", "python", "torch", "system", "device", "device_name", "world_size", "threads"),
         *("precision", "attention_backend", "compile", "cores", "memory_gib", "git_commit", "started"),
-        "variables",
+        *("kernels", "variables"),
     }
     assert facts["torch"] == torch.__version__
     assert (facts["device"], facts["precision"], facts["world_size"]) == ("cpu", "bfloat16", 3)
@@ -35,6 +36,20 @@ def test_the_facts_are_plain_and_complete():
     assert facts["memory_gib"] > 0
     age = datetime.now(UTC) - datetime.fromisoformat(facts["started"])
     assert abs(age.total_seconds()) < 60
+
+
+@needs_kernels
+def test_compiled_kernels_are_a_fact():
+    assert describe()["kernels"] == "compiled"
+
+
+def test_without_kernels_their_reason_is_a_fact(monkeypatch):
+    without_kernels(monkeypatch)
+    monkeypatch.setenv("HOTLAP_NATIVE", "off")
+    monkeypatch.setenv("CC", "clang")
+    facts = describe()
+    assert facts["kernels"] == "left out by a test"
+    assert (facts["variables"]["HOTLAP_NATIVE"], facts["variables"]["CC"]) == ("off", "clang")
 
 
 def test_no_variable_is_recorded_but_those_named(monkeypatch):

@@ -61,6 +61,10 @@ def softcapped_cross_entropy(
     return loss
 
 
+def runs_in_c(x_TC: Tensor, weight_VC: Tensor, softcap: float | None) -> bool:
+    return 0 < (softcap or 0.0) <= LARGEST_UNSHIFTED_SOFTCAP and kernel.suits(x_TC, weight_VC)
+
+
 def loss_and_gradients(
     x: Tensor,
     weight: Tensor,
@@ -162,7 +166,7 @@ def _head(
     chunk_tokens: int,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if 0 < softcap <= LARGEST_UNSHIFTED_SOFTCAP and kernel.suits(x, weight):
+    if runs_in_c(x, weight, softcap):
         return kernel.loss_and_gradients(x, weight, targets, softcap, factor, needs_grad)
     return loss_and_gradients(x, weight, targets, softcap, factor, chunk_tokens, needs_grad)
 

@@ -16,14 +16,17 @@ import psutil
 import torch
 
 from hotlap import __version__, hardware
+from hotlap.kernels import unavailable
 
 # Variables that change speed or results. Whole names, never patterns: a pattern may match a secret.
 RECORDED_VARIABLES = (
+    "CC",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
     "GLIBC_TUNABLES",
     "GOMP_CPU_AFFINITY",
+    "HOTLAP_NATIVE",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
@@ -72,6 +75,8 @@ def describe_environment(
         "threads": threads,
         "precision": str(precision).removeprefix("torch."),
         "attention_backend": attention_backend,
+        # Elsewhere nothing is compiled just to say so.
+        "kernels": (unavailable() or "compiled") if device.type == "cpu" else f"none on {device.type}",
         "compile": compile_mode,
         "cores": hardware.usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

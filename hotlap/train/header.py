@@ -8,16 +8,40 @@ import torch
 
 from hotlap import __version__
 from hotlap.hardware import device_name
-from hotlap.kernels import unavailable
+from hotlap.kernels import mlp, unavailable
+from hotlap.model import GPT, head
+from hotlap.model.mlp import MLP
+from hotlap.train.compilation import sequences_at_once
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
 
 
-def described_kernels(device: torch.device) -> str:
+def described_kernels(lap: Lap) -> str:
+    """Which of the parts that take most of a step run in C, or why none can."""
+    device = lap.distributed.device
     if device.type != "cpu":
         return f"no kernels in C on {device.type}"
     reason = unavailable()
-    return f"no kernels in C ({reason})" if reason else "kernels in C for float32"
+    if reason:
+        return f"no kernels in C ({reason})"
+    return f"in C: {', '.join(_parts_in_c(lap)) or 'none of attention, MLP, head'}"
+
+
+def _parts_in_c(lap: Lap) -> list[str]:
+    config, model = lap.config, lap.model
+    sequences = max(sequences_at_once(config, lap.distributed.world_size))
+    # Of the shape that goes through the model, without its memory.
+    x_TC = torch.empty((), dtype=lap.dtype).expand(
+        sequences * config.batch.sequence_tokens, model.config.width
+    )
+    head_weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
+    mlps = [module for module in model.modules() if isinstance(module, MLP)]
+    parts = {
+        "attention": lap.backend.name == "native" and config.attention.window_unit != "unlimited",
+        "MLP": bool(mlps) and mlp.suits(x_TC, mlps[0].expand.weight, mlps[0].out.weight),
+        "head": head.runs_in_c(x_TC, head_weight, model.config.softcap),
+    }
+    return [name for name, in_c in parts.items() if in_c]
 
 
 def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
@@ -31,7 +55,7 @@ def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
         f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
         f"precision  {str(lap.dtype).removeprefix('torch.')} activations, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
-        f"attention  {lap.backend.name} backend; {described_kernels(world.device)}; compile"
+        f"attention  {lap.backend.name} backend; {described_kernels(lap)}; compile"
         f" {lap.compiled.mode} ({lap.compiled.reason})",
         f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
         f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",

@@ -1,0 +1,50 @@
+"""What a run's header says of the kernels in C: those of its own model, not those that exist."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hotlap.attention import choose_backend
+from hotlap.model import build_model
+from hotlap.recipes import resolve
+from hotlap.settings import updated
+from hotlap.train.header import described_kernels
+from tests.kernels_here import needs_kernels, without_kernels
+
+
+def lap_of(recipe: str = "softcap", dtype: torch.dtype = torch.float32, backend: str = "auto", **changes):
+    """What the description looks at, at `nano`; settings with `__` for the dots of their names."""
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    config = updated(resolve(recipe, "nano"), {"model.num_layers": 2, **named})
+    return SimpleNamespace(
+        config=config,
+        distributed=SimpleNamespace(device=torch.device("cpu"), world_size=1),
+        backend=choose_backend(backend, "cpu"),
+        model=build_model(config.model, config.batch.sequence_tokens, dtype),
+        dtype=dtype,
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("lap", "described"),
+    [
+        ({}, "in C: attention, MLP, head"),
+        ({"dtype": torch.bfloat16}, "in C: attention"),
+        ({"backend": "blocked"}, "in C: MLP, head"),
+        ({"backend": "blocked", "dtype": torch.bfloat16}, "in C: none of attention, MLP, head"),
+        ({"model__width": 768, "model__num_heads": 6}, "in C: attention, head"),
+        ({"model__width": 768, "model__num_heads": 6, "model__vocab_size": 8192}, "in C: attention"),
+        ({"model__softcap": 50.0}, "in C: attention, MLP"),
+        ({"recipe": "adamw"}, "in C: none of attention, MLP, head"),
+    ],
+    ids=str,
+)
+def test_the_parts_that_run_in_c_are_named(lap, described) -> None:
+    assert described_kernels(lap_of(**lap)) == described
+
+
+def test_without_kernels_the_reason_is_named(monkeypatch) -> None:
+    without_kernels(monkeypatch)
+    assert described_kernels(lap_of()) == "no kernels in C (left out by a test)"
