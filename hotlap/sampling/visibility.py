@@ -61,7 +61,7 @@ class Visibility:
         )
 
     def plan(self, tokens_T: Tensor) -> AttentionPlan:
-        # On every device: a prompt is read once, which is not worth compiling a kernel for its length.
+        # The backend for every device and dtype: a prompt is read once, and how fast matters little.
         return make_plan(BlockedBackend(saved_bytes=0), self.mask(tokens_T))
 
 
