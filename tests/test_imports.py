@@ -73,3 +73,13 @@ def test_help_and_recipes_need_no_torch():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert result.returncode == 0, result.stderr
+
+
+def test_optimizers_can_be_imported_where_torch_cannot_distribute():
+    script = (
+        "import torch.distributed as dist\n"
+        "for name in ('all_gather_single', 'all_gather_into_tensor'): vars(dist).pop(name, None)\n"
+        "import hotlap.optim"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

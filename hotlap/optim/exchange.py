@@ -20,9 +20,6 @@ Apply = Callable[[int, Tensor], None]
 # Told "compute", "gather-start", "wait" or "apply" and the index of the chunk, just before that happens.
 OnEvent = Callable[[str, int], None]
 
-# Newer versions of torch call it by another name and warn about the old one.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
 
 def run_alone(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
     for index in range(len(chunks)):
@@ -94,6 +91,13 @@ def gather_all(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | Non
     gathered = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
     _all_gather(gathered, own, group=process_group)
     return gathered[: len(chunk.members)]
+
+
+def _all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
+    """Looked up when used: a torch that was built without distribution has neither name."""
+    # Newer versions of torch call it by another name and warn about the old one.
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(gathered, own, **options)
 
 
 def _fill_slots(own: Tensor, chunk: Chunk) -> Tensor:
