@@ -248,6 +248,22 @@ SWEEPS = {
             {"adam": {}, "row-rms": {"optim.pairs": "row-rms"}},
         ),
     ),
+    "given": Sweep(
+        "What the sweeps before took as given: does it hold on the tuning split?",
+        "sprint",
+        "nano",
+        seeds=3,
+        by_time=False,
+        variants=_variants(
+            {"schedule.steps": 340},
+            {
+                "base": {},
+                "Adam's second decay 0.95": {"optim.adam.beta2": 0.95},
+                "Adam's second decay 0.99": {"optim.adam.beta2": 0.99},
+                "tokens in their order": {"data.order": "stream"},
+            },
+        ),
+    ),
     "pico": Sweep(
         "Does what was found at nano also win at pico, in equal time?",
         "softcap",
