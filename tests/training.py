@@ -90,5 +90,11 @@ def start(arguments: Sequence[str], cwd: Path, **variables: str) -> subprocess.P
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **variables},
+        env={
+            **os.environ,
+            "PYTHONPATH": root,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
+            **variables,
+        },
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +19,7 @@ from rich.table import Table
 from hotlap.cli import Parser
 from hotlap.commands.resumed import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
 from hotlap.config import Config
-from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
+from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.recipes import SIZES, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
@@ -58,6 +61,12 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if "RANK" in os.environ:
+        leave_at_once(exit_code(lambda: train(args)))
+    return train(args)
+
+
+def train(args: argparse.Namespace) -> int:
     console = make_console()
     changes = parse(Config, args.settings)
     check_options(args, changes)
@@ -75,11 +84,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(over_line(point), markup=False, soft_wrap=True)
         return 0
     if args.procs is not None:
-        leave_at_once(train_in_processes(args, config, console))
-    code = train_here(config, root, name, point, args.log, console)
-    if "RANK" in os.environ:
-        leave_at_once(code)
-    return code
+        train_in_processes(args, config, console)
+    return train_here(config, root, name, point, args.log, console)
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
@@ -144,7 +150,7 @@ def print_config(console: Console, config: Config, *, as_json: bool) -> None:
         console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
 
 
-def train_in_processes(args: argparse.Namespace, config: Config, console: Console) -> int:
+def train_in_processes(args: argparse.Namespace, config: Config, console: Console) -> NoReturn:
     from hotlap.hardware import select_device
     from hotlap.train.launch import launch
     from hotlap.train.run import check_ranks, prepare_data
@@ -157,7 +163,7 @@ def train_in_processes(args: argparse.Namespace, config: Config, console: Consol
     check_sinks(args.log)
     # Here, because a first download may take longer than ranks wait for each other.
     prepare_data(config, console.print)
-    return launch(args.procs, without_procs(args.words))
+    leave_at_once(exit_code(lambda: launch(args.procs, without_procs(args.words))))
 
 
 def without_procs(words: list[str]) -> list[str]:
@@ -169,12 +175,34 @@ def without_procs(words: list[str]) -> list[str]:
     return ["train", *kept]
 
 
+def exit_code(work: Callable[[], int]) -> int:
+    """What a process that will leave at once ends with, however its work ends; why is said here.
+
+    All that Python's own end would say has to be said before: nothing is raised any further.
+    """
+    from hotlap.train.launch import tell_launcher
+
+    try:
+        return work()
+    except HotlapError as mistake:
+        if not tell_launcher(mistake):
+            print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201
+        return USER_MISTAKE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BaseException:
+        traceback.print_exc()
+        return BUG
+
+
 def leave_at_once(code: int) -> NoReturn:
     """End one of several processes, or their launcher. All is written; Python's own end may meet threads of
-    torch that still hear from other processes, and abort or wait for ever after a run that has succeeded.
+    torch that still hear from other processes, and abort or wait for ever.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever read it may be gone.
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
@@ -186,19 +214,13 @@ def train_here(
     sinks: list[str],
     console: Console,
 ) -> int:
-    from hotlap.train.launch import tell_launcher
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
 
     options = RunOptions(root, name, sinks=sinks)
     if point is not None:
         options = RunOptions(root, name, point.checkpoint, point.newest_step, sinks)
-    try:
-        result = run_training(config, options, console)
-    except HotlapError as mistake:
-        if tell_launcher(mistake):
-            return USER_MISTAKE
-        raise
+    result = run_training(config, options, console)
     if result.directory is None:
         return 0
     if result.status == "interrupted":

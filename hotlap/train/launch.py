@@ -46,6 +46,8 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
+            # Or else the name of this machine, which not every resolver knows.
+            local_addr="127.0.0.1",
         )
         try:
             elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
@@ -55,10 +57,12 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
                 raise mistake from None
             return INTERRUPTED
         except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            if failure.exitcode == INTERRUPTED:
+            rank, exit_code = first_failure(
+                [(rank, one.exitcode, one.timestamp) for rank, one in failed.failures.items()]
+            )
+            if exit_code == INTERRUPTED:
                 return INTERRUPTED
-            raise told_by_a_rank(failure_file) or died(procs, rank, failure.exitcode) from None
+            raise told_by_a_rank(failure_file) or died(procs, rank, exit_code) from None
     return 0
 
 
@@ -67,10 +71,9 @@ def tell_launcher(mistake: HotlapError) -> bool:
 
     The first one counts: the other ranks fail because of it.
     """
-    path = os.environ.get(FAILURE_FILE_VARIABLE)
-    if path is None:
+    path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
+    if path is None or rank is None:
         return False
-    rank = os.environ["RANK"]
     reason = {"rank": rank, "expected": mistake.expected, "found": mistake.found, "do": mistake.do}
     try:
         with open(path, "x") as file:
@@ -86,6 +89,17 @@ def told_by_a_rank(failure_file: Path) -> TrainingError | None:
     reason = json.loads(failure_file.read_text())
     found = f"on rank {reason['rank']} {reason['found']}"
     return TrainingError(expected=reason["expected"], found=found, do=reason["do"])
+
+
+def first_failure(failures: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
+    """(rank, exit code) of the failure that caused the others, out of (rank, exit code, second).
+
+    The others notice a killed rank and leave within the same second, but torch's own SIGTERM only follows.
+    """
+    in_order = sorted(failures, key=lambda failure: failure[2])
+    at_once = [(rank, exit_code) for rank, exit_code, second in in_order if second <= in_order[0][2] + 1]
+    killed = [one for one in at_once if one[1] < 0 and one[1] != -signal.SIGTERM]
+    return (killed or at_once)[0]
 
 
 def died(procs: int, rank: int, exit_code: int) -> TrainingError:
