@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hotlap.errors import ConfigError, DeviceError
+from hotlap.errors import ConfigError, DeviceError, TrainingError
+from hotlap.train.agreement import check_same
 from hotlap.train.distributed import process_group, read_environment
 from tests.ranks import ADDRESS, free_port, run_ranks
 
@@ -82,3 +83,24 @@ def joins(rank, world_size, port, second_port):
 def test_ranks_join_and_the_group_is_gone_afterwards_also_after_an_exception():
     results = run_ranks(joins, 2, free_port(), free_port(), with_group=False)
     assert results == [("gloo", 1.0, True, False, False), ("gloo", 1.0, False, False, False)]
+
+
+def compares(rank, world_size, steps):
+    try:
+        check_same({"precision": "float32", "step": steps[rank]})
+    except TrainingError as mistake:
+        return str(mistake)
+    return "same"
+
+
+@pytest.mark.parametrize(
+    "steps, said", [((4, 4, 4), "same"), ((4, 4, 2), "step on all ranks; found 4 on rank 0 and 2 on rank 2")]
+)
+def test_ranks_that_do_not_start_from_the_same_are_refused_on_every_rank(steps, said):
+    answers = run_ranks(compares, 3, steps)
+    assert len(set(answers)) == 1
+    assert said in answers[0]
+
+
+def test_a_process_alone_has_nobody_to_differ_from():
+    check_same({"step": 4})

@@ -345,6 +345,29 @@ def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_
     assert done == ["sotu", 2]
 
 
+@pytest.mark.parametrize(
+    "given, resumed",
+    [
+        (
+            ["--resume", "--steps", "4", "--allow-change"],
+            ["--steps", "4", "--allow-change", "--resume={run}"],
+        ),
+        (["--resume", "{run}"], ["--resume", "{run}"]),
+    ],
+)
+def test_ranks_are_given_the_run_that_the_launcher_found(tiny_data, tmp_path, monkeypatch, given, resumed):
+    train(pico(tiny_data, 2), tmp_path / "runs", "newest")
+    run = tmp_path / "runs" / "newest"
+    (run / "summary.json").unlink()  # as if it had been killed
+    launched = []
+    monkeypatch.setattr("hotlap.train.launch.launch", lambda _, words: launched.append(words) or 0)
+    monkeypatch.setattr("os._exit", sys.exit)
+    runs = ["--runs", str(run.parent)]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        dispatch(["train", *runs, "--procs", "2", *(word.format(run=run) for word in given)])
+    assert launched == [["train", *runs, *(word.format(run=run) for word in resumed)]]
+
+
 class GoneReader(io.StringIO):
     def flush(self):
         raise BrokenPipeError

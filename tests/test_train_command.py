@@ -15,7 +15,7 @@ import torch
 from hotlap.recipes import RECIPES
 from hotlap.train import checkpoint as store
 from tests.command import complaint, hotlap
-from tests.ranks import free_port
+from tests.ranks import ADDRESS, free_port
 from tests.training import assert_one_curve, command, final_weights, losses, start
 
 STEADY = ("--checkpoint.every-steps", "1", "--evaluation.every-steps", "10")
@@ -129,6 +129,25 @@ def test_an_error_of_a_rank_is_told_with_its_number_and_the_last_checkpoint(tiny
     assert "rank" in line
     assert "at step" in line
     assert "checkpoints/step-000001" in line
+
+
+def test_ranks_that_would_compute_differently_do_not_start(tiny_data, tmp_path):
+    torchrun = {"WORLD_SIZE": "2", "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(free_port())}
+    ranks = [
+        start(
+            command(tiny_data, 2, "--name", "run", "--attention.backend", backend),
+            tmp_path,
+            RANK=rank,
+            LOCAL_RANK=rank,
+            **torchrun,
+        )
+        for rank, backend in (("0", "dense"), ("1", "blocked"))
+    ]
+    for process in ranks:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2, err
+        assert "same attention backend on all ranks; found dense on rank 0 and blocked on rank 1" in err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_over_is_left_alone_and_the_newest_run_is_the_one_that_trained_last(tiny_data, tmp_path):

@@ -84,7 +84,7 @@ def train(args: argparse.Namespace) -> int:
         console.print(over_line(point), markup=False, soft_wrap=True)
         return 0
     if args.procs is not None:
-        train_in_processes(args, config, console)
+        train_in_processes(args, config, point, console)
     return train_here(config, root, name, point, args.log, console)
 
 
@@ -150,7 +150,9 @@ def print_config(console: Console, config: Config, *, as_json: bool) -> None:
         console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
 
 
-def train_in_processes(args: argparse.Namespace, config: Config, console: Console) -> NoReturn:
+def train_in_processes(
+    args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
+) -> NoReturn:
     from hotlap.hardware import select_device
     from hotlap.train.launch import launch
     from hotlap.train.run import check_ranks, prepare_data
@@ -163,16 +165,21 @@ def train_in_processes(args: argparse.Namespace, config: Config, console: Consol
     check_sinks(args.log)
     # Here, because a first download may take longer than ranks wait for each other.
     prepare_data(config, console.print)
-    leave_at_once(exit_code(lambda: launch(args.procs, without_procs(args.words))))
+    leave_at_once(exit_code(lambda: launch(args.procs, words_of_rank(args, point))))
 
 
-def without_procs(words: list[str]) -> list[str]:
+def words_of_rank(args: argparse.Namespace, point: ResumePoint | None) -> list[str]:
     """The command line that each process gets."""
-    kept = [word for word in words if not word.startswith("--procs=")]
-    if "--procs" in kept:
-        at = kept.index("--procs")
-        del kept[at : at + 2]
-    return ["train", *kept]
+    words = [word for word in args.words if not word.startswith("--procs=")]
+    if "--procs" in words:
+        at = words.index("--procs")
+        del words[at : at + 2]
+    if args.resume == NEWEST_RUN and args.name is None:
+        assert point is not None, "--resume has found a run"
+        # Which run is the newest may change between two looks at it.
+        words.remove("--resume")
+        words.append(f"--resume={point.directory}")
+    return ["train", *words]
 
 
 def exit_code(work: Callable[[], int]) -> int:

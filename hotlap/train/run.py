@@ -23,6 +23,7 @@ from hotlap.hardware import select_device, tune_malloc, usable_cores
 from hotlap.progress import Say, silent
 from hotlap.settings import to_json
 from hotlap.train import checkpoint as store
+from hotlap.train.agreement import check_same_start
 from hotlap.train.clock import Clock, clock_for
 from hotlap.train.distributed import Distributed, process_group, read_environment
 from hotlap.train.environment import describe_environment
@@ -78,6 +79,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         lap = build_lap(config, directory, distributed, clock)
         stack.callback(lap.data.loader.close)
         progress = restore(lap, options.resume_from) if options.resume_from else Progress()
+        check_same_start(lap, progress)
         run_directory = None
         if distributed.is_main:
             run_directory = stack.enter_context(open_directory(config, progress, options))
