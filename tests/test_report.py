@@ -188,6 +188,17 @@ def test_a_target_gets_the_one_sided_test(tmp_path):
     assert second.below_target_p < 0.01
 
 
+def test_a_run_that_stops_at_the_target_is_no_evidence_that_the_mean_is_below_it(tmp_path):
+    changes = {"evaluation.target_loss": 3.25}
+    for seed, status in enumerate(["finished", "finished", "target"]):
+        make_run(
+            tmp_path / str(seed), seed=seed, changes=changes, final_loss=3.2 + 0.01 * seed, status=status
+        )
+    runs = load_runs([tmp_path])
+    assert analyse({"one stopped": runs}).rows[0].below_target_p is None
+    assert analyse({"none stopped": runs[:2]}).rows[0].below_target_p is not None
+
+
 def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
     make_race(tmp_path, CLEAR)
     make_run(tmp_path / "going", recipe="softcap", seed=3, final_loss=9.0, status=None)

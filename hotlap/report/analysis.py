@@ -56,7 +56,7 @@ class Row:
     runs: int
     values: Mapping[str, Summary]  # by metric key; of those that every counted run has
     waits: Mapping[str, Waits]  # `train_s` and `tokens`, where there is a target
-    below_target_p: float | None  # one-sided test "mean ≤ target"; None without a target
+    below_target_p: float | None  # one-sided test "mean ≤ target"; None where it says nothing
     verdict: Verdict | None  # None for the first label, or where there is nothing to compare
 
 
@@ -168,14 +168,21 @@ def analyse(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
                 key: stats.summarize(_values(final[label], key)) for key in ("bpb", "loss", "tokens_per_s")
             },
             waits=waits[label],
-            below_target_p=stats.mean_below(_values(final[label], target.kind), target.value)
-            if target
-            else None,
+            below_target_p=_below_target_p(final[label], target),
             verdict=verdicts.get(label),
         )
         for label, runs in runs_by_label.items()
     )
     return Analysis(chosen, target, rows, tuple(_notes(runs_by_label)))
+
+
+def _below_target_p(final: Sequence[Run], target: Target | None) -> float | None:
+    """Of runs that went on to their end. One that stops at the target is below it because it stopped there:
+    its loss is chosen by the very test, which would then pass for any recipe that ever gets there.
+    """
+    if target is None or any(run.status == "target" for run in final):
+        return None
+    return stats.mean_below(_values(final, target.kind), target.value)
 
 
 def _metric(asked: str | None, target: Target | None, final: Sequence[Run]) -> Metric:
