@@ -284,16 +284,34 @@ def test_every_recipe_trains(tiny_data, tmp_path, recipe):
     assert curve[-1] < curve[0] - 0.3
 
 
-def test_the_clock_counts_each_second_once():
+def test_the_clock_counts_each_second_once(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("hotlap.train.clock.time.perf_counter", lambda: now)
+
     clock = Clock()
+    now += 1
+    with clock.phase("compile"):
+        now += 2
+    now += 4
     clock.switch("training")
+    now += 8
     with clock.phase("validation"):
-        before = clock.training_s
-        while clock.seconds["validation"] == 0 and clock.training_s == before:
-            clock.switch("validation")
+        now += 16
+        assert clock.training_s == 8
+        with clock.phase("saving"):
+            now += 32
+        now += 64
+    now += 128
+    assert clock.training_s == 8 + 128
     clock.switch("setup")
-    assert clock.seconds["validation"] > 0
-    assert clock.seconds["compile"] == 0
+    assert clock.seconds == {
+        "setup": 1 + 4,
+        "compile": 2,
+        "training": 8 + 128,
+        "validation": 16 + 64,
+        "saving": 32,
+    }
+    assert sum(clock.seconds.values()) == now - 100
 
 
 @pytest.mark.parametrize(
