@@ -5,6 +5,7 @@ import pytest
 
 from hotlap.errors import ReportError
 from hotlap.report.runs import load_run, load_runs
+from hotlap.report.sections import environment
 from hotlap.train.run_directory import RunDirectory
 from tests.synthetic_runs import append_metrics, make_run
 
@@ -149,3 +150,14 @@ def test_json_of_the_builder_matches_the_contract(tmp_path):
     directory = make_run(tmp_path / "a", steps=10)
     kinds = {json.loads(line)["kind"] for line in (directory / "metrics.jsonl").read_text().splitlines()}
     assert kinds == {"train", "validation", "sample"}
+
+
+def test_a_resumed_run_stands_where_its_first_process_started(tmp_path):
+    for name, started in (("a", "2026-01-03"), ("b", "2026-01-02")):
+        make_run(tmp_path / name, started=started)
+    facts = {"started": "2026-01-04", "earlier": [{"started": "2026-01-01", "git_commit": "abc"}]}
+    (tmp_path / "a" / "environment.json").write_text(json.dumps(facts))
+    resumed, other = load_runs([tmp_path])
+    assert (resumed.name, resumed.started) == ("a", "2026-01-01")
+    assert other.started == "2026-01-02"
+    assert "abc" in environment({"all": [resumed, other]})

@@ -20,7 +20,7 @@ from hotlap.recipes import RECIPES
 from hotlap.sampling.generate import sample_text
 from hotlap.settings import updated
 from hotlap.train import checkpoint as store
-from hotlap.train.clock import Clock
+from hotlap.train.clock import PHASES, Clock
 from hotlap.train.distributed import process_group
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.lap import build_lap
@@ -97,7 +97,7 @@ def test_resume_is_bit_for_bit(tiny_data, tmp_path, recipe):
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
-def train_until(config, root: Path, name: str, step: int):
+def train_until(config, root: Path, name: str, step: int, resume: bool = False):
     """As a user would stop it: a signal that arrives while a step is computed."""
     original = Trainer._accumulate_gradients
 
@@ -108,7 +108,7 @@ def train_until(config, root: Path, name: str, step: int):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_accumulate_gradients", signal_at_step)
-        return train(config, root, name)
+        return train(config, root, name, resume)
 
 
 def test_resume_drops_what_the_killed_process_wrote_after_its_checkpoint(tiny_data, tmp_path):
@@ -441,6 +441,44 @@ def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny
         check_ranks(config, 3)
     with pytest.raises(ConfigError, match="found 8 processes"):
         check_ranks(updated(config, {"seed": 1}), 8)
+
+
+def test_a_resumed_run_counts_the_seconds_of_all_its_processes(tiny_data, tmp_path):
+    config = pico(tiny_data, 4)
+    train_until(config, tmp_path, "run", 2)
+    saved = store.load_latest(tmp_path / "run" / "checkpoints")[0]
+    assert set(saved.state["progress"]["other_s"]) == set(PHASES) - {"training"}
+    assert saved.state["progress"]["other_s"]["setup"] > 0
+    earlier = {"setup": 1e4, "compile": 2e4, "validation": 3e4, "saving": 4e4}
+    saved.state["progress"] |= {"other_s": earlier, "training_s": 5e4}
+    result = run(config, RunOptions(tmp_path, "run", saved), Console(file=io.StringIO()))
+    seconds = result.summary["seconds"]
+    for phase, before in {**earlier, "training": 5e4}.items():
+        assert before <= seconds[phase] < before + 1e3, phase
+    assert seconds["total"] == pytest.approx(sum(seconds[phase] for phase in PHASES))
+
+
+def test_a_checkpoint_from_before_phases_were_kept_is_gone_on_from(tiny_data, tmp_path):
+    config = pico(tiny_data, 4)
+    train_until(config, tmp_path, "run", 2)
+    saved = store.load_latest(tmp_path / "run" / "checkpoints")[0]
+    del saved.state["progress"]["other_s"]
+    result = run(config, RunOptions(tmp_path, "run", saved), Console(file=io.StringIO()))
+    assert result.status == "finished"
+
+
+def test_a_resumed_run_keeps_the_environment_that_it_was_started_in(tiny_data, tmp_path):
+    config = pico(tiny_data, 6)
+    train_until(config, tmp_path, "run", 2)
+    directory = RunDirectory(tmp_path / "run")
+    first = directory.read_environment()
+    train_until(config, tmp_path, "run", 4, resume=True)
+    train(config, tmp_path, "run", resume=True)
+    last = directory.read_environment()
+    assert "earlier" not in first
+    assert last["earlier"][0] == first
+    assert len(last["earlier"]) == 2
+    assert last["data"] == first["data"]
 
 
 def test_a_save_is_due_by_the_clock_too(tiny_data, tmp_path):

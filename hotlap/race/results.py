@@ -51,7 +51,7 @@ def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
         {
             "name": directory.path.name,
             "command": plan.command,
-            "date": str(first.environment.get("started", ""))[:10],
+            "date": first.started[:10],
             "machine": {key: first.environment.get(key) for key in MACHINE},
             "plan": plan_to_json(plan),
             "statistics": to_json(analysis),

@@ -63,6 +63,16 @@ class Run:
         return self.directory.name
 
     @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """Of each process that has trained this run, in their order."""
+        return [*self.environment.get("earlier", []), self.environment]
+
+    @property
+    def started(self) -> str:
+        """When its first process did; nothing where that has not been recorded."""
+        return str(self.environments[0].get("started", ""))
+
+    @property
     def status(self) -> str:
         """As the summary says, but a run that skipped steps without a finite loss may also end diverged."""
         if self.summary is None:
@@ -121,7 +131,7 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
     loaded: dict[Path, Run] = {}
     for directories in find_runs(paths):
         runs = [load_run(directory) for directory in directories]
-        for run in sorted(runs, key=lambda run: (str(run.environment.get("started", "")), run.name)):
+        for run in sorted(runs, key=lambda run: (run.started, run.name)):
             loaded.setdefault(run.directory.resolve(), run)
     return list(loaded.values())
 

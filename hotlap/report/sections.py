@@ -271,7 +271,7 @@ def configuration(runs_by_label: RunsByLabel) -> str:
 
 def environment(runs_by_label: RunsByLabel) -> str:
     runs = [run for group in runs_by_label.values() for run in group]
-    flat = [dict(_flat(run.environment)) for run in runs]
+    flat = [dict(_flat(facts)) for run in runs for facts in run.environments]
     names = list(dict.fromkeys(name for facts in flat for name in facts))
     if not names:
         return "<p>The environment has not been recorded.</p>"
@@ -288,5 +288,5 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
-        elif prefix + key != "routing":
+        elif prefix + key not in ("routing", "earlier"):
             yield prefix + key, value if isinstance(value, str) else json.dumps(value)

@@ -7,7 +7,7 @@ reported beside it. On a GPU a phase ends when the device is done, not when the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,11 @@ class Clock:
         self._wait_for_device = wait_for_device
         self._phase = "setup"
         self._since = time.perf_counter()
+
+    def go_on_from(self, seconds: Mapping[str, float]) -> None:
+        """Count on from what earlier processes of the run took."""
+        for name, earlier in seconds.items():
+            self.seconds[name] += earlier
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -44,6 +49,11 @@ class Clock:
         """Seconds of training so far; on a GPU, what is queued may not be done yet."""
         running = time.perf_counter() - self._since if self._phase == "training" else 0.0
         return self.seconds["training"] + running
+
+    @property
+    def other_s(self) -> dict[str, float]:
+        """Seconds of the phases besides training that are over."""
+        return {name: seconds for name, seconds in self.seconds.items() if name != "training"}
 
 
 def clock_for(device: torch.device) -> Clock:

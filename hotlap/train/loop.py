@@ -49,7 +49,6 @@ class Trainer:
         self.snapshots = snapshots
         self.stop = stop
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
-        self._seconds_before = progress.training_s  # of the run's earlier processes
         # A checkpoint is saved after its validation, which is not repeated when the run goes on from it.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
         self._target_reached = validated is not None and reaches_target(validated, lap)
@@ -95,7 +94,7 @@ class Trainer:
         lap.module.zero_grad(set_to_none=True)
         progress.step += 1
         progress.tokens += config.batch.tokens_per_step
-        progress.training_s = self._seconds_before + self.clock.training_s
+        progress.training_s = self.clock.training_s
         self.recorder.trained(
             {
                 "kind": "train",
@@ -202,6 +201,7 @@ class Trainer:
 
     def _save(self) -> None:
         with self.clock.phase("saving"):
+            self.progress.other_s = self.clock.other_s
             self.snapshots.save(self.lap, self.progress)
 
 

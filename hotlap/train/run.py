@@ -80,6 +80,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         stack.callback(lap.data.loader.close)
         progress = restore(lap, options.resume_from) if options.resume_from else Progress()
         check_same_start(lap, progress)
+        clock.go_on_from({**progress.other_s, "training": progress.training_s})
         run_directory = None
         if distributed.is_main:
             run_directory = stack.enter_context(open_directory(config, progress, options))

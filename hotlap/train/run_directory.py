@@ -146,7 +146,12 @@ class RunDirectory:
         return settings.from_json(Config, _read_json(self.config_path))
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
-        _write_json(self.environment_path, facts)
+        """Of the process that trains now; what earlier ones of the run wrote is kept in `earlier`."""
+        earlier = []
+        if self.environment_path.exists():
+            before = self.read_environment()
+            earlier = [*before.pop("earlier", []), before]
+        _write_json(self.environment_path, {**facts, "earlier": earlier} if earlier else facts)
 
     def read_environment(self) -> dict[str, Any]:
         return _read_json(self.environment_path)

@@ -7,7 +7,7 @@ the run is. The file format and its safety are `checkpoint.py`'s business.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Progress:
     step: int = 0  # updates done, skipped ones included
     tokens: int = 0
     training_s: float = 0.0
+    other_s: dict[str, float] = field(default_factory=dict)  # by phase; older checkpoints have none
     nan_steps: int = 0
     evaluation: Evaluation | None = None  # the newest
     evaluated_step: int = -1
