@@ -104,7 +104,8 @@ def statistics(analysis: Analysis) -> str:
     percent = f"{100 * CONFIDENCE:g} %"
     target = (
         f" “p, mean ≤ {analysis.target.value:g}” is the one-sided test of the final {analysis.target.kind};"
-        f" this field accepts a record below {TARGET_ALPHA:g}. Where a run did not reach the"
+        f" this field accepts a record below {TARGET_ALPHA:g}. It is left out where a run stopped at the"
+        " target, which puts it below whatever the recipe is worth. Where a run did not reach the"
         " target, a median over all runs stands in place of the mean: a run that is over never arrives, any"
         " other counts as still on its way."
         if analysis.target
