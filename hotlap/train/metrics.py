@@ -14,6 +14,7 @@ import torch
 
 from hotlap.config import Config
 from hotlap.hardware import measure_matmul_gflops
+from hotlap.optim.schedules import window_tokens
 
 # Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets. Whole names as the driver gives them: a part
 # of one would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
@@ -50,6 +51,22 @@ def attention_flops_per_token(config: Config, keys_per_token: float) -> float:
     model = config.model
     layers = model.num_layers - len(model.attention_free_layers)
     return 12 * layers * model.width * keys_per_token
+
+
+def flops_per_token(config: Config, steps: int) -> float:
+    """The mean over the first `steps` steps, whose windows may differ.
+
+    Documents shorter than a window are not counted out.
+    """
+    context = config.batch.sequence_tokens
+    if config.data.order == "shuffled":
+        context = min(context, config.data.chunk_tokens)
+    if config.attention.window_unit == "unlimited":
+        keys = mean_keys(context, context)
+    else:
+        windows = (min(context, window_tokens(step, config.schedule)) for step in range(steps))
+        keys = sum(mean_keys(window, context) for window in windows) / steps
+    return matmul_flops_per_token(config) + attention_flops_per_token(config, keys)
 
 
 def mean_keys(window_tokens: int, context_tokens: int) -> float:

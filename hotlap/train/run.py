@@ -32,9 +32,7 @@ from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.metrics import (
-    attention_flops_per_token,
-    matmul_flops_per_token,
-    mean_keys,
+    flops_per_token,
     peak_memory_mib,
     peak_reserved_mib,
     peak_rss_mib,
@@ -240,22 +238,10 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         },
         "model": {
             "parameters": sum(p.numel() for p in lap.model.parameters()),
-            "flops_per_token": flops_per_token(lap),
+            "flops_per_token": flops_per_token(lap.config, lap.config.schedule.steps),
         },
         "routing": lap.routing.rows(),
     }
-
-
-def flops_per_token(lap: Lap) -> float:
-    """With attention at the window of the last step; documents shorter than that are not counted out."""
-    config = lap.config
-    context = config.batch.sequence_tokens
-    if config.data.order == "shuffled":
-        context = min(context, config.data.chunk_tokens)
-    window = context
-    if config.attention.window_unit != "unlimited":
-        window = min(context, config.schedule.window_end_tokens)
-    return matmul_flops_per_token(config) + attention_flops_per_token(config, mean_keys(window, context))
 
 
 def conclude(
@@ -274,6 +260,7 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
     seconds = {**clock.seconds, "training": progress.training_s}
     tokens_per_s = progress.tokens / progress.training_s if progress.training_s else 0.0
     peak = lap.peak_gflops
+    flops = flops_per_token(config, progress.step) if progress.step else 0.0
     evaluation = progress.evaluation
     return {
         "status": status,
@@ -284,9 +271,7 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
         "target": describe_target(config, progress, status),
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_s": tokens_per_s,
-        "peak_fraction": tokens_per_s * flops_per_token(lap) / (peak * 1e9 * lap.distributed.world_size)
-        if peak
-        else None,
+        "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size) if peak else None,
         "peak_memory_mib": peak_memory_mib(lap.distributed.device),
         "peak_reserved_mib": peak_reserved_mib(lap.distributed.device),
         "peak_rss_mib": peak_rss_mib(),
