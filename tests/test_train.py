@@ -178,6 +178,29 @@ def test_a_run_that_went_on_while_it_was_being_resumed_keeps_its_work(tiny_data,
     assert [*store.stored(directory.checkpoints)] == [2, 4]
 
 
+def test_killed_while_it_goes_back_a_run_has_the_lines_of_its_newest_checkpoint(
+    tiny_data, tmp_path, monkeypatch
+):
+    config = pico(tiny_data, 4, checkpoint__every_steps=2)
+    train(config, tmp_path, "run")
+    expected = losses(tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
+    earlier = RunOptions(tmp_path, "run", store.load(directory.checkpoints / "step-000002"))
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for step in (RunDirectory, "rewind"), (store, "discard_after"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*step, killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(config, earlier, Console(file=io.StringIO()))
+        newest = max(store.stored(directory.checkpoints))
+        assert max(line["step"] for line in directory.metrics().lines) >= newest
+    train(config, tmp_path, "run", resume=True)
+    assert losses(tmp_path / "run") == expected
+
+
 def test_a_run_that_ended_at_its_target_ends_again_when_resumed(tiny_data, tmp_path):
     config = pico(tiny_data, 50, evaluation__every_steps=2, evaluation__target_loss=5.9)
     first = train(config, tmp_path, "run")

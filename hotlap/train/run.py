@@ -175,8 +175,9 @@ def open_directory(config: Config, progress: Progress, options: RunOptions) -> I
         if options.resume_from is not None:
             run_directory.lock()
             check_newest(run_directory, options.newest_step)
-            run_directory.rewind(progress.step, progress.evaluated_step)
+            # In this order: killed in between, the run still has the lines of its newest checkpoint.
             store.discard_after(run_directory.checkpoints, progress.step)
+            run_directory.rewind(progress.step, progress.evaluated_step)
         run_directory.write_config(config)
         yield run_directory
 
