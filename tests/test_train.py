@@ -15,7 +15,7 @@ from rich.console import Console
 from hotlap.attention import choose_backend
 from hotlap.cli import dispatch
 from hotlap.commands.train import leave_at_once
-from hotlap.errors import CheckpointError, ConfigError, DataError, HotlapError, TrainingError
+from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
 from hotlap.recipes import RECIPES
 from hotlap.sampling.generate import sample_text
 from hotlap.settings import updated
@@ -260,6 +260,33 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_is_counted(tiny_data, tmp_
     assert (result.status, result.summary["nan_steps"], result.summary["steps"]) == ("finished", 1, 4)
     assert losses(tmp_path / "run")[1] is None
     assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[2], weights[3])
+
+
+@pytest.mark.parametrize("on_nan", ["skip", "stop"])
+def test_a_gradient_norm_that_is_not_finite_counts_as_a_loss_that_is_not(
+    tiny_data, tmp_path, monkeypatch, on_nan
+):
+    original = Trainer._accumulate_gradients
+    weights = {}
+
+    def overflows_at_the_second_step(self):
+        weights[self.progress.step] = self.lap.model.head.weight.detach().clone()
+        loss = original(self)
+        if self.progress.step == 1:
+            self.lap.model.head.weight.grad[0, 0] = math.inf
+        return loss
+
+    monkeypatch.setattr(Trainer, "_accumulate_gradients", overflows_at_the_second_step)
+    config = pico(tiny_data, 4, optim__clip_norm=1.0, runtime__on_nan=on_nan)
+    if on_nan == "stop":
+        with pytest.raises(DivergenceError, match="expected a finite gradient norm; found inf at step 2"):
+            train(config, tmp_path, "run")
+        return
+    result = train(config, tmp_path, "run")
+    assert (result.status, result.summary["nan_steps"]) == ("finished", 1)
+    assert torch.equal(weights[1], weights[2])
+    assert weights[3].isfinite().all()
     assert not torch.equal(weights[2], weights[3])
 
 

@@ -81,16 +81,21 @@ class Trainer:
         lap, config, progress = self.lap, self.lap.config, self.progress
         started = time.perf_counter()
         loss, stop_requested = self._agree(self._accumulate_gradients())
-        norm = clip_global_norm(self.parameters, config.optim.clip_norm) if config.optim.clip_norm else None
+        norm = (
+            clip_global_norm(self.parameters, config.optim.clip_norm).item()
+            if config.optim.clip_norm
+            else None
+        )
         multiplier = lr_multiplier(progress.step, config.schedule)
         muon_momentum = momentum(progress.step, config.optim.muon)
-        self._updated = math.isfinite(loss)
+        # Clipped by a norm that is not finite, every gradient is zero or NaN.
+        self._updated = math.isfinite(loss) and (norm is None or math.isfinite(norm))
         if self._updated:
             apply_schedule(lap.optimizers, multiplier, muon_momentum)
             for optimizer in lap.optimizers:
                 optimizer.step()
         else:
-            self._on_nan(loss)
+            self._on_nan(loss, norm)
         lap.module.zero_grad(set_to_none=True)
         progress.step += 1
         progress.tokens += config.batch.tokens_per_step
@@ -106,7 +111,7 @@ class Trainer:
                 "tokens": progress.tokens,
                 "train_s": progress.training_s,
                 "tokens_per_s": config.batch.tokens_per_step / (time.perf_counter() - started),
-                "grad_norm": None if norm is None else norm.item(),
+                "grad_norm": norm,
                 "memory_mib": peak_memory_mib(lap.distributed.device),
             }
         )
@@ -146,14 +151,15 @@ class Trainer:
         self._overdue = overdues > 0
         return loss_value, stops > 0
 
-    def _on_nan(self, loss: float) -> None:
+    def _on_nan(self, loss: float, norm: float | None) -> None:
         self.progress.nan_steps += 1
         if self.lap.config.runtime.on_nan == "skip":
             return
         newest = from_main_rank(self.snapshots.newest())
+        is_norm = math.isfinite(loss)
         raise DivergenceError(
-            expected="a finite loss",
-            found=f"{loss} at step {self.progress.step + 1}",
+            expected="a finite gradient norm" if is_norm else "a finite loss",
+            found=f"{norm if is_norm else loss} at step {self.progress.step + 1}",
             do="lower the learning rates, clip gradients (--clip-norm 1) or use --on-nan skip; "
             + (f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"),
         )
