@@ -6,6 +6,7 @@ Nothing here trains or allocates for long; `hotlap doctor` and the run header pr
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from hotlap.errors import DeviceError
 
 CPUINFO = Path("/proc/cpuinfo")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of cgroups v2: microseconds of CPU time, and in how many
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD = -1
@@ -83,9 +85,19 @@ def select_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may run on."""
+    """Physical cores that this process may run on, or as many as its share of their time amounts to."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+    allowed = min(allowed, psutil.cpu_count(logical=False) or allowed)
+    return min(allowed, _quota_cores() or allowed)
+
+
+def _quota_cores() -> int | None:
+    """What a container's limit on CPU time (docker --cpus=1.5) amounts to, rounded up; None without one."""
+    try:
+        quota_us, period_us = CPU_QUOTA.read_text().split()
+        return max(1, math.ceil(int(quota_us) / int(period_us)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # no such file, as outside of a container, or "max" in it
 
 
 def tune_malloc() -> None:

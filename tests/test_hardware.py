@@ -37,5 +37,27 @@ def test_a_device_that_is_not_there_is_refused_never_replaced():
         hardware.select_device("cuda")
 
 
+@pytest.mark.parametrize(
+    "quota, cores",
+    [
+        ("200000 100000\n", 2),
+        ("150000 100000\n", 2),
+        ("1000 100000\n", 1),
+        ("6400000 100000\n", 32),
+        ("max 100000\n", 32),
+        ("", 32),
+        (None, 32),
+    ],
+)
+def test_a_container_s_share_of_the_cores_is_what_it_may_use(monkeypatch, tmp_path, quota, cores):
+    path = tmp_path / "cpu.max"
+    if quota is not None:
+        path.write_text(quota)
+    monkeypatch.setattr(hardware, "CPU_QUOTA", path)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: range(32), raising=False)
+    monkeypatch.setattr(hardware.psutil, "cpu_count", lambda **_: 32)
+    assert hardware.usable_cores() == cores
+
+
 def test_measured_rate_is_that_of_a_matrix_product():
     assert hardware.measure_matmul_gflops(size=128, repeats=1) > 0
