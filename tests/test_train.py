@@ -24,7 +24,6 @@ from hotlap.train.clock import PHASES, Clock
 from hotlap.train.distributed import process_group
 from hotlap.train.evaluate import Evaluation
 from hotlap.train.lap import build_lap
-from hotlap.train.launch import first_failure
 from hotlap.train.loop import Trainer
 from hotlap.train.run import RunOptions, check_ranks, run
 from hotlap.train.run_directory import RunDirectory
@@ -469,19 +468,6 @@ def test_a_reader_that_is_gone_does_not_keep_a_rank_from_leaving(monkeypatch):
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit, match=r"^3$"):
         leave_at_once(3)
-
-
-@pytest.mark.parametrize(
-    "failures, first",
-    [
-        ([(0, 1, 50), (1, -9, 50)], (1, -9)),  # rank 0 noticed the kill
-        ([(0, 1, 50), (1, -9, 80)], (0, 1)),  # torch killed rank 1, which did not end
-        ([(0, -15, 51), (1, 1, 50)], (1, 1)),  # torch ended rank 0
-        ([(0, 2, 50), (1, 2, 49)], (1, 2)),
-    ],
-)
-def test_the_failure_that_is_told_is_the_one_that_caused_the_others(failures, first):
-    assert first_failure(failures) == first
 
 
 def test_ranks_that_do_not_divide_a_step_are_refused_before_anything_starts(tiny_data):

@@ -69,26 +69,32 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
 def tell_launcher(mistake: HotlapError) -> bool:
     """Leave a worker's reason for failing where the launcher finds it; False where there is none.
 
-    The first one counts: the other ranks fail because of it.
+    The first one counts: the other ranks fail because of it. It gets its name when it is whole, because a
+    rank may be killed while it writes.
     """
     path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
     if path is None or rank is None:
         return False
     reason = {"rank": rank, "expected": mistake.expected, "found": mistake.found, "do": mistake.do}
+    whole = Path(f"{path}.{rank}")
     try:
-        with open(path, "x") as file:
-            json.dump(reason, file)
+        whole.write_text(json.dumps(reason))
+        os.link(whole, path)
     except FileExistsError:
         pass
+    except OSError:
+        return False
     return True
 
 
 def told_by_a_rank(failure_file: Path) -> TrainingError | None:
-    if not failure_file.exists():
+    """What a rank has left there; None where none did, or not in a way that can be read."""
+    try:
+        reason = json.loads(failure_file.read_text())
+        found = f"on rank {reason['rank']} {reason['found']}"
+        return TrainingError(expected=reason["expected"], found=found, do=reason["do"])
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    reason = json.loads(failure_file.read_text())
-    found = f"on rank {reason['rank']} {reason['found']}"
-    return TrainingError(expected=reason["expected"], found=found, do=reason["do"])
 
 
 def first_failure(failures: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
