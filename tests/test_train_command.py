@@ -81,7 +81,10 @@ def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [child for child in children if "train" in child.cmdline()]
 
 
-@pytest.mark.parametrize("number, to", [(signal.SIGINT, "launcher"), (signal.SIGTERM, "ranks")])
+@pytest.mark.parametrize(
+    "number, to",
+    [(signal.SIGINT, "launcher"), (signal.SIGTERM, "ranks"), (signal.SIGHUP, "launcher")],
+)
 def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path, number, to):
     process = start(command(tiny_data, 400, "--name", "run", "--procs", "2"), tmp_path)
     wait_for_step(tmp_path / "runs" / "run", 2, process)
@@ -96,6 +99,33 @@ def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path
     resumed = hotlap("train", "--resume", "runs/run", *steps, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert len(losses(tmp_path / "runs" / "run")) == step + 1
+
+
+@pytest.mark.parametrize("second, saves", [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_a_second_ctrl_c_ends_several_processes_at_once_and_a_second_sigterm_does_not(
+    tiny_data, tmp_path, second, saves
+):
+    process = start(command(tiny_data, 400, "--name", "run", "--procs", "2"), tmp_path)
+    wait_for_step(tmp_path / "runs" / "run", 2, process)
+    ranks = ranks_of(process)
+    try:
+        for rank in ranks:
+            rank.suspend()  # in a step that takes for ever
+        for number in (signal.SIGINT, second):
+            process.send_signal(number)
+            time.sleep(1)
+        if saves:
+            for rank in ranks:
+                rank.resume()
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "")
+        assert not any(rank.is_running() for rank in ranks)
+    finally:
+        for rank in ranks:
+            if rank.is_running():
+                rank.kill()
+    assert bool(store.stored(tmp_path / "runs" / "run" / "checkpoints")) == saves
+    assert ("hotlap train --resume runs/run" in out) == saves
 
 
 def test_a_killed_rank_ends_the_job_with_a_clear_line_and_the_run_goes_on(tiny_data, tmp_path):

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM ask a run to stop after its step and save; a second Ctrl-C ends it at once."""
+"""Ctrl-C, SIGTERM and a closed terminal ask a run to stop after its step and save; a second Ctrl-C ends it
+at once. A second SIGTERM does not: a race that is interrupted sends one after the terminal's Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class StopRequest:
         self.requested = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,4 +33,7 @@ class StopRequest:
         self.requested = True
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+def stop_signals() -> list[signal.Signals]:
+    """Those that ask to stop. With nohup a closed terminal does not."""
+    closed_terminal = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *closed_terminal]

@@ -1,12 +1,14 @@
 """`hotlap train --procs N`: the same command under torchrun's own launcher, on this machine.
 
 A worker leaves the mistake that ended it in a file instead of printing it, so that the launcher can say in
-one line which rank failed and why, instead of a report about processes. Ctrl-C and SIGTERM reach the launcher
-only, and torch's hands them on: the workers save as one process does.
+one line which rank failed and why, instead of a report about processes. Ctrl-C, SIGTERM and SIGHUP reach the
+launcher only, and torch's hands them on: the workers save as one process does. No worker outlives it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -14,16 +16,23 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
 
 from hotlap.errors import INTERRUPTED, HotlapError, TrainingError
+from hotlap.train.interrupt import stop_signals
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
 # What torch's launcher gives workers to end after a signal before it kills them: its own 30 s are few for
 # a long step and a save. Older releases of torch leave it at that.
 SECONDS_TO_SAVE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 120
+SECONDS_TO_DIE = 10  # what the system may need for a killed process
 
 
 def launch(procs: int, arguments: Sequence[str]) -> int:
@@ -48,9 +57,11 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             max_restarts=0,
             # Or else the name of this machine, which not every resolver knows.
             local_addr="127.0.0.1",
+            **torch_handles_only("SIGQUIT"),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
+            with first_signal_raised():
+                elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
         except SignalException:
             mistake = told_by_a_rank(failure_file)
             if mistake is not None:
@@ -63,7 +74,51 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             if exit_code == INTERRUPTED:
                 return INTERRUPTED
             raise told_by_a_rank(failure_file) or died(procs, rank, exit_code) from None
+        finally:
+            kill_workers()
     return 0
+
+
+def torch_handles_only(signals: str) -> dict[str, Any]:
+    """Keep torch's handlers from replacing ours: at a second signal they would wait for the workers once
+    more, and leave them behind at a third. Older releases of torch cannot be kept from it.
+    """
+    from torch.distributed.launcher.api import LaunchConfig
+
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return {"signals_to_handle": signals} if "signals_to_handle" in known else {}
+
+
+@contextmanager
+def first_signal_raised() -> Iterator[None]:
+    """Raise the first signal for torch, which hands it on and waits; a second Ctrl-C kills the workers."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    received = False
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        if received and (number != signal.SIGINT or kill_workers()):
+            return
+        received = True
+        raise SignalException(f"got {signal.Signals(number).name}", sigval=signal.Signals(number))
+
+    before = {number: signal.signal(number, on_signal) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def kill_workers() -> bool:
+    """Whatever this process has started and is still alive; says whether there was any."""
+    workers = psutil.Process().children(recursive=True)
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    psutil.wait_procs(workers, timeout=SECONDS_TO_DIE)
+    return bool(workers)
 
 
 def tell_launcher(mistake: HotlapError) -> bool:
