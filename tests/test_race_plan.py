@@ -69,6 +69,8 @@ def test_equal_settings_get_labels_and_seeds_of_their_own(second):
         (["softcap"], 1, {}, "--seeds of 2"),
         (["softcap"], 0, {}, "--seeds of 2"),
         (["softcap", "sparse-value-embeds"], 2, {"schedule.cooldown_steps": 500}, "cooldown"),
+        (["softcap", "adamw:optim.muon.lr=0.1"], 2, {}, "adamw uses; found `optim.muon.lr`"),
+        (["softcap", "adamw"], 2, {"optim.muon.lr": 0.1}, "adamw uses; found `optim.muon.lr`"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(specs, seeds, settings, part):
@@ -214,6 +216,22 @@ def test_what_cannot_be_taken_back_alone_is_reported():
     (line,) = left_out
     assert line.startswith("schedule.cooldown_steps 40 → 0")
     assert "warm-up and cooldown within the steps" in line
+
+
+def test_an_ablation_changes_no_setting_that_has_no_effect():
+    with pytest.raises(ConfigError, match=r"softcap uses; found `optim\.muon\.lr`"):
+        make_ablation("softcap", None, "pico", 2, {"optim.matrices": "adamw", "optim.muon.lr": 0.1})
+    plan, left_out = make_ablation("softcap", None, "pico", 2, {"optim.matrices": "adamw"})
+    assert "without model.softcap" in [entry.label for entry in plan.entries]
+    (line,) = left_out
+    assert line.startswith("optim.muon.momentum_warmup_steps")
+    assert "where AdamW takes the matrices" in line
+
+
+def test_a_plan_that_was_written_before_such_settings_were_refused_is_refused_too():
+    plan = plans.Plan("pico", 2, (plans.Entry("adamw", "adamw", {"optim.muon.lr": 0.1}),))
+    with pytest.raises(ConfigError, match="where AdamW takes the matrices"):
+        plans.from_json(json.loads(json.dumps(plans.to_json(plan))), "plan.json")
 
 
 def test_settings_of_the_whole_race_are_no_change_of_the_recipe():

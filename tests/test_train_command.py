@@ -244,7 +244,11 @@ def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
 
 @pytest.mark.parametrize(
     "change, part",
-    [(["--steps", "1"], "at least the 2 steps"), (["--bigram-rows", "64"], "bigrams.table.weight")],
+    [
+        (["--steps", "1"], "at least the 2 steps"),
+        (["--bigram-rows", "64"], "bigrams.table.weight"),
+        (["--matrices", "adamw", "--optim.muon.lr", "0.1"], "where AdamW takes the matrices"),
+    ],
 )
 def test_a_change_that_a_checkpoint_cannot_follow_is_refused(tiny_data, tmp_path, change, part):
     train(tiny_data, tmp_path, 2, "--name", "run")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.recipes import resolve
+from hotlap.recipes import check_used, resolve
 from hotlap.settings import diff, from_json, shown, updated
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint
         config = updated(saved, changes)
     else:
         config = resolve(args.recipe, args.size or saved.size, changes)
+    check_used(config, changes)
     if config.schedule.steps < checkpoint.step:
         raise ConfigError(
             expected=f"at least the {checkpoint.step} steps that the checkpoint has done",

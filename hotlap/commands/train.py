@@ -20,7 +20,7 @@ from hotlap.cli import Parser
 from hotlap.commands.resumed import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
 from hotlap.config import Config
 from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
-from hotlap.recipes import SIZES, find_recipe, resolve
+from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
     flatten,
@@ -104,6 +104,20 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
                 found="it alone",
                 do="add the one or leave out the other",
             )
+    if args.resume is None:
+        return
+    if args.name is not None and args.resume != NEWEST_RUN:
+        raise ConfigError(
+            expected="the run to go on with once",
+            found=f"--resume {args.resume} and --name {args.name}",
+            do="leave out --name, or the path: a run that goes on keeps its name",
+        )
+    if args.size is not None and args.recipe is None:
+        raise ConfigError(
+            expected="--size together with a RECIPE",
+            found=f"--size {args.size} and the run's own recipe, which has its size",
+            do="leave it out",
+        )
 
 
 def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
@@ -114,13 +128,7 @@ def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
     config = resolve(args.recipe, size, changes)
-    unused = [name for name in changes if name.startswith("optim.muon.")]
-    if unused and config.optim.matrices == "adamw":
-        raise ConfigError(
-            expected=f"settings that {args.recipe} uses",
-            found=f"`{unused[0]}`, where AdamW takes the matrices",
-            do="change optim.adam.matrix_lr or the other settings of optim.adam",
-        )
+    check_used(config, changes)
     return config
 
 

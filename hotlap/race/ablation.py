@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hotlap.errors import ConfigError
 from hotlap.race.plan import Entry, Plan, check_settings
-from hotlap.recipes import RECIPES, find_recipe, resolve
+from hotlap.recipes import RECIPES, check_used, find_recipe, resolve
 from hotlap.report.analysis import Analysis, RunsByLabel
 from hotlap.settings import Change, diff, shown, updated
 
@@ -110,6 +110,7 @@ def make_ablation(
         )
     ancestor = against or line[0]
     full = resolve(recipe, size, settings)
+    check_used(full, settings)
     length = {name: value for name, value in settings.items() if name == "schedule.steps"}
     # A setting that was given for every run is the same with and without the recipe's change of it.
     changes = [
@@ -121,7 +122,7 @@ def make_ablation(
     for part in take_apart(changes):
         back = {change.name: change.before for change in part.changes}
         try:
-            updated(full, back)
+            check_used(updated(full, back), {**settings, **back})
         except ConfigError as mistake:
             left_out.append(f"{part}: not raced, cannot be taken back alone: {mistake}")
         else:

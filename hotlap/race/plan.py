@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hotlap.config import Config
 from hotlap.errors import ConfigError, RaceError
-from hotlap.recipes import find_recipe, resolve
+from hotlap.recipes import check_used, find_recipe, resolve
 from hotlap.settings import as_text, full_name, parse
 
 FEWEST_SEEDS = 2
@@ -85,7 +85,7 @@ class Plan:
 
     def config(self, start: Start) -> Config:
         changes = {**self.settings, **start.entry.changes, "seed": start.seed}
-        return resolve(start.entry.recipe, self.size, changes)
+        return _config(start.entry.recipe, self.size, changes)
 
     def rounds(self) -> list[list[Start]]:
         """One seed of every entry in turn (A1 B1 C1, A2 B2 C2, …): a slow hour hurts all alike."""
@@ -124,12 +124,19 @@ def make_plan(
     configs: list[Config] = []
     for spec in specs:
         label, recipe, changes = parse_spec(spec)
-        config = resolve(recipe, size, {**settings, **changes})
+        config = _config(recipe, size, {**settings, **changes})
         copies = configs.count(config)
         label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
         entries.append(Entry(label, recipe, changes, first_seed=copies * SEEDS_APART))
         configs.append(config)
     return Plan(size, seeds, tuple(entries), dict(settings), procs)
+
+
+def _config(recipe: str, size: str, changes: Mapping[str, Any]) -> Config:
+    """As `hotlap train` would build it, which also refuses what has no effect."""
+    config = resolve(recipe, size, changes)
+    check_used(config, changes)
+    return config
 
 
 def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:

@@ -6,7 +6,7 @@ scale (`small`); a size changes its dimensions. Unknown names are refused with t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from hotlap.recipes.lineage import RECIPES, Recipe
 from hotlap.recipes.sizes import SIZES, Size
 from hotlap.settings import nearest, updated
 
-__all__ = ["RECIPES", "SIZES", "Recipe", "Size", "find_recipe", "find_size", "resolve"]
+__all__ = ["RECIPES", "SIZES", "Recipe", "Size", "check_used", "find_recipe", "find_size", "resolve"]
 
 
 def find_recipe(name: str) -> Recipe:
@@ -33,6 +33,17 @@ def find_size(name: str) -> Size:
             expected=f"a size ({', '.join(SIZES)})", found=f"`{name}`", do=nearest(name, list(SIZES))
         )
     return SIZES[name]
+
+
+def check_used(config: Config, changes: Iterable[str]) -> None:
+    """Refuse a change, by its full name, of a setting that has no effect here."""
+    unused = [name for name in changes if name.startswith("optim.muon.")]
+    if unused and config.optim.matrices == "adamw":
+        raise ConfigError(
+            expected=f"settings that {config.recipe} uses",
+            found=f"`{unused[0]}`, where AdamW takes the matrices",
+            do="change optim.adam.matrix_lr or the other settings of optim.adam",
+        )
 
 
 def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) -> Config:
