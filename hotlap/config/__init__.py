@@ -1,0 +1,83 @@
+"""Every setting of a run, each declared once: its type, its default and one line about it.
+
+The defaults are what the published records have in common; a recipe changes what it must. Whatever can be
+known to be wrong without a machine or data is refused here, when the dataclass is built. Names of settings,
+JSON and diffs are derived from these declarations by `hotlap.settings`.
+
+Here is the whole, with the checks that concern more than one section; the sections are in the other files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotlap.config.checks import require
+from hotlap.config.model import AttentionConfig, ModelConfig
+from hotlap.config.optimisation import AdamConfig, BatchConfig, MuonConfig, OptimConfig, ScheduleConfig
+from hotlap.config.run import CheckpointConfig, DataConfig, EvaluationConfig, RuntimeConfig
+from hotlap.settings import section, setting
+
+__all__ = [
+    "AdamConfig",
+    "AttentionConfig",
+    "BatchConfig",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "MuonConfig",
+    "OptimConfig",
+    "RuntimeConfig",
+    "ScheduleConfig",
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    recipe: str = setting("", "name of the recipe")
+    size: str = setting("small", "name of the size")
+    seed: int = setting(0, "of initialisation and data order")
+    model: ModelConfig = section(ModelConfig, "the model")
+    attention: AttentionConfig = section(AttentionConfig, "attention")
+    optim: OptimConfig = section(OptimConfig, "optimizers")
+    schedule: ScheduleConfig = section(ScheduleConfig, "schedules")
+    batch: BatchConfig = section(BatchConfig, "batches")
+    data: DataConfig = section(DataConfig, "data")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "validation")
+    checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")
+    runtime: RuntimeConfig = section(RuntimeConfig, "machine")
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.seed < 2**63, "`seed` of 0 or more and below 2**63", str(self.seed), "choose another"
+        )
+        block, sequence = self.attention.block_size, self.batch.sequence_tokens
+        require(
+            sequence % block == 0,
+            f"sequence_tokens as a multiple of the block of {block}",
+            str(sequence),
+            f"use {max(1, sequence // block) * block}",
+        )
+        if self.data.order == "shuffled":
+            require(
+                sequence % self.data.chunk_tokens == 0,
+                "sequence_tokens as a multiple of chunk_tokens",
+                f"{sequence} and {self.data.chunk_tokens}",
+                "change data.chunk_tokens",
+            )
+        is_gpt2, unlimited = self.model.architecture == "gpt2", self.attention.window_unit == "unlimited"
+        require(
+            is_gpt2 == unlimited and not (is_gpt2 and self.attention.document_mask),
+            "an unlimited window without a document mask for gpt2, and a limited one for speedrun",
+            f"{self.model.architecture}, window_unit {self.attention.window_unit},"
+            f" document_mask {str(self.attention.document_mask).lower()}",
+            "change model.architecture or the attention settings",
+        )
+        if self.attention.window_unit == "blocks":
+            require(
+                self.schedule.window_multiple_tokens == block,
+                f"window_multiple_tokens equal to the block of {block} when the window counts blocks",
+                str(self.schedule.window_multiple_tokens),
+                "change schedule.window_multiple_tokens or attention.window_unit",
+            )

@@ -1,0 +1,146 @@
+"""The model and its attention."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hotlap.config.checks import require, require_not_negative, require_positive
+from hotlap.settings import setting
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: Literal["speedrun", "gpt2"] = setting("speedrun", "the records' model, or plain GPT-2")
+    num_layers: int = setting(12, "transformer blocks; the first half is the U-Net's encoder")
+    width: int = setting(768, "features of the residual stream")
+    num_heads: int = setting(6, "query heads")
+    num_kv_heads: int | None = setting(
+        None, "key and value heads (grouped-query attention); none: as many as heads"
+    )
+    mlp_ratio: int = setting(4, "hidden width of the MLP over the model's")
+    vocab_size: int = setting(50257, "token ids of the tokenizer")
+    vocab_multiple: int = setting(128, "embedding and head rows are padded up to a multiple of this")
+    rotary: Literal["full", "half"] = setting("full", "rotate all dimensions of q and k, or half of them")
+    rotary_base: float = setting(10000.0, "wavelength base of the rotary positions")
+    softcap: float = setting(30.0, "logits are softcap·tanh(logits/softcap); 0 leaves them as they are")
+    values: Literal["plain", "first-layer", "per-layer", "mirrored", "outer"] = setting(
+        "first-layer",
+        "what is mixed into v: nothing, the first layer's v, or value embeddings: one table a layer, one an"
+        " encoder layer and mirrored, or tables on the outer quarters only",
+    )
+    value_mix: Literal["one", "pair"] = setting("one", "v = (1−λ)v + λu with one λ, or λ₀v + λ₁u with two")
+    value_tables: Literal["joined", "separate"] = setting(
+        "joined", "value tables side by side in one, or apart"
+    )
+    bigram_rows: int = setting(
+        0, "rows of a table of hashed pairs of neighbouring tokens, added to the embedding; 0: none"
+    )
+    drop_attention: bool = setting(False, "leave attention out of layer ⌊7·layers/12⌋")
+    bf16_embeddings: bool = setting(
+        False, "keep embedding tables in bfloat16 where the run computes in bfloat16"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self,
+            "num_layers",
+            "width",
+            "num_heads",
+            "mlp_ratio",
+            "vocab_size",
+            "vocab_multiple",
+            "rotary_base",
+        )
+        require_not_negative(self, "softcap", "bigram_rows")
+        require(
+            self.width % self.num_heads == 0,
+            "a width that the heads divide",
+            f"width {self.width} and {self.num_heads} heads",
+            f"use a width of {self.num_heads * max(1, round(self.width / self.num_heads))}",
+        )
+        require(
+            self.kv_heads > 0 and self.num_heads % self.kv_heads == 0,
+            "kv heads that divide the heads",
+            f"{self.num_kv_heads} kv heads and {self.num_heads} heads",
+            f"use one of {[n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]}",
+        )
+        require(
+            self.head_dim % (4 if self.rotary == "half" else 2) == 0 or self.architecture == "gpt2",
+            f"a head dimension that rotary={self.rotary} can pair up",
+            f"{self.head_dim}",
+            "change width or num_heads so that width / num_heads is a multiple of 4",
+        )
+        require(
+            self.values != "mirrored" or self.num_layers % 2 == 0,
+            "an even number of layers for values=mirrored",
+            f"{self.num_layers}",
+            f"use {self.num_layers + 1} layers or other values",
+        )
+        if self.architecture == "gpt2":
+            require(
+                self.num_kv_heads is None and not self.bigram_rows,
+                "num_kv_heads none and bigram_rows 0 for gpt2, which has neither",
+                f"num_kv_heads {self.num_kv_heads}, bigram_rows {self.bigram_rows}",
+                "leave them out, or use another recipe",
+            )
+        else:
+            require(
+                self.num_layers > 1,
+                "two layers or more, for an encoder and a decoder",
+                "1",
+                "add a layer, or use the recipe adamw",
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def attention_free_layers(self) -> tuple[int, ...]:
+        return (7 * self.num_layers // 12,) if self.drop_attention else ()
+
+    @property
+    def value_table_of_layer(self) -> tuple[int | None, ...]:
+        """The value-embedding table that each layer mixes in, or None."""
+        layers = self.num_layers
+        if self.values == "per-layer":
+            tables = itertools.count()
+            return tuple(
+                None if layer in self.attention_free_layers else next(tables) for layer in range(layers)
+            )
+        if self.values == "mirrored":
+            return (*range(layers // 2), *reversed(range(layers // 2)))
+        if self.values == "outer":
+            outer = tuple(range(layers // 4))
+            return (*outer, *[None] * (layers - 2 * len(outer)), *outer)
+        return (None,) * layers
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    backend: Literal["auto", "dense", "flex", "native", "blocked"] = setting(
+        "auto", "flex on CUDA, native on a CPU with gcc, else blocked; dense is the slow reference"
+    )
+    window_unit: Literal["tokens", "blocks", "unlimited"] = setting(
+        "tokens", "what the window counts: tokens, blocks, or nothing (all earlier tokens are seen)"
+    )
+    block_size: int = setting(128, "tokens of a mask block")
+    document_mask: bool = setting(True, "tokens see only their own document")
+    saved_probabilities_mb: int = setting(
+        1024, "blocked backend: memory for probabilities kept for the backward"
+    )
+
+    def __post_init__(self) -> None:
+        require_positive(self, "block_size")
+        require_not_negative(self, "saved_probabilities_mb")
