@@ -28,6 +28,10 @@ from hotlap.settings import updated
         ({"optim.muon.momentum_end": 1.0}, "`momentum_end` of 0 or more and below 1"),
         ({"schedule.cooldown_steps": 3, "schedule.cooldown_fraction": 0.5}, "steps or as a fraction"),
         ({"schedule.cooldown_steps": 1000, "schedule.warmup_steps": 900}, "within the steps"),
+        ({"schedule.cooldown_fraction": 0.5, "schedule.warmup_steps": 876}, "within the steps"),
+        ({"optim.muon.lr_factors": {"head": -1.0}}, "`lr_factors` of 0 or more; found head=-1"),
+        ({"optim.muon.lr_factors": {"head": float("nan")}}, "`lr_factors` of 0 or more"),
+        ({"optim.muon.lr_factors": {"mlp": 1.0, "head": float("inf")}}, "found head=inf"),
         ({"schedule.window_start_tokens": 32}, "window of at least"),
         ({"attention.window_unit": "blocks"}, "when the window counts blocks"),
         ({"data.order": "shuffled", "data.chunk_tokens": 100}, "multiple of chunk_tokens"),
@@ -46,6 +50,12 @@ def test_what_cannot_work_is_refused_at_construction(changes, expected):
     with pytest.raises(ConfigError) as caught:
         updated(Config(), changes)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("warmup_steps, fraction", [(875, 0.5), (1225, 0.3), (0, 1.0), (1750, 0.0)])
+def test_warm_up_and_cooldown_may_fill_the_run(warmup_steps, fraction):
+    changes = {"schedule.warmup_steps": warmup_steps, "schedule.cooldown_fraction": fraction}
+    assert updated(Config(), changes).schedule.steps == 1750
 
 
 def test_vocabulary_is_padded_up_to_the_multiple():

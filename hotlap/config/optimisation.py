@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,13 @@ class MuonConfig:
         require_positive(self, "lr", "newton_schulz_steps")
         require_decay(self, "momentum_start", "momentum_end")
         require_not_negative(self, "momentum_warmup_steps", "weight_decay")
+        for name, factor in self.lr_factors.items():
+            require(
+                math.isfinite(factor) and factor >= 0,
+                "`lr_factors` of 0 or more",
+                f"{name}={factor}",
+                "give such numbers",
+            )
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,14 @@ class ScheduleConfig:
             self.warmup_steps + self.cooldown_steps <= self.steps,
             "warm-up and cooldown within the steps",
             f"{self.warmup_steps} + {self.cooldown_steps} of {self.steps} steps",
+            "shorten them or train for more steps",
+        )
+        # Rounding alone must not refuse what fills the run exactly.
+        share = self.warmup_steps / self.steps + self.cooldown_fraction
+        require(
+            share <= 1 or math.isclose(share, 1),
+            "warm-up and cooldown within the steps",
+            f"{self.warmup_steps} steps + {self.cooldown_fraction:g} of {self.steps} steps",
             "shorten them or train for more steps",
         )
         smallest = min(self.window_start_tokens, self.window_end_tokens) + self.window_offset_tokens
