@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from hotlap.config import MuonConfig, ScheduleConfig
-from hotlap.optim.schedules import lr_multiplier, momentum, window_blocks, window_tokens
+from hotlap.optim.schedules import lr_multiplier, momentum, window_tokens
 from hotlap.recipes import RECIPES
 
 # recipe → step → (learning rate multiplier, Muon momentum, window in the record's unit). The steps are the
@@ -91,9 +91,8 @@ WINDOWS = {
 
 def window(step: int, recipe: str) -> int:
     config = RECIPES[recipe].config
-    if config.attention.window_unit == "blocks":
-        return window_blocks(step, config.schedule, config.attention.block_size)
-    return window_tokens(step, config.schedule)
+    tokens = window_tokens(step, config.schedule)
+    return tokens // config.attention.block_size if config.attention.window_unit == "blocks" else tokens
 
 
 @pytest.mark.parametrize("recipe", TABLES)

@@ -56,8 +56,3 @@ def window_tokens(step: int, schedule: ScheduleConfig) -> int:
     start, end = schedule.window_start_tokens, schedule.window_end_tokens
     exact_times_steps = start * (steps - step) + end * step + schedule.window_offset_tokens * steps
     return exact_times_steps // (steps * schedule.window_multiple_tokens) * schedule.window_multiple_tokens
-
-
-def window_blocks(step: int, schedule: ScheduleConfig, block_size: int) -> int:
-    """The same in blocks, rounded down."""
-    return window_tokens(step, schedule) // block_size
