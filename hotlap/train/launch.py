@@ -60,7 +60,7 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             **torch_handles_only("SIGQUIT"),
         )
         try:
-            with first_signal_raised():
+            with ended_workers():
                 elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
         except SignalException:
             mistake = told_by_a_rank(failure_file)
@@ -74,8 +74,6 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             if exit_code == INTERRUPTED:
                 return INTERRUPTED
             raise told_by_a_rank(failure_file) or died(procs, rank, exit_code) from None
-        finally:
-            kill_workers()
     return 0
 
 
@@ -90,8 +88,10 @@ def torch_handles_only(signals: str) -> dict[str, Any]:
 
 
 @contextmanager
-def first_signal_raised() -> Iterator[None]:
-    """Raise the first signal for torch, which hands it on and waits; a second Ctrl-C kills the workers."""
+def ended_workers() -> Iterator[None]:
+    """No worker outlives this `with`. The first signal is raised for torch, which hands it on and waits; a
+    second Ctrl-C kills the workers.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     received = False
@@ -107,6 +107,7 @@ def first_signal_raised() -> Iterator[None]:
     try:
         yield
     finally:
+        kill_workers()  # before a further Ctrl-C could get in its way
         for number, handler in before.items():
             signal.signal(number, handler)
 
