@@ -223,13 +223,18 @@ def test_seeds_give_different_runs_and_the_same_seed_the_same(tiny_data, tmp_pat
 
 
 def test_a_target_stops_the_run_and_is_reported(tiny_data, tmp_path):
-    config = pico(tiny_data, 50, evaluation__every_steps=2, evaluation__target_loss=5.9)
-    result = train(config, tmp_path, "run")
+    settings = {"evaluation__every_steps": 2, "evaluation__target_loss": 5.9}
+    result = train(pico(tiny_data, 50, **settings), tmp_path, "run")
     assert result.status == "target"
     assert 0 < result.summary["steps"] < 50
     target = result.summary["target"]
     assert (target["kind"], target["reached"], target["step"]) == ("loss", True, result.summary["steps"])
     assert result.summary["val_loss"] <= 5.9
+    onward = pico(tiny_data, 20, **settings, evaluation__stop_at_target=False)
+    beyond = train(onward, tmp_path, "beyond")
+    assert (beyond.status, beyond.summary["steps"]) == ("finished", 20)
+    # The first validation at the target is the same, wherever the run ends.
+    assert (beyond.summary["target"]["reached"], beyond.summary["target"]["step"]) == (True, target["step"])
     missed = train(pico(tiny_data, 2, evaluation__target_bpb=0.01), tmp_path, "missed")
     assert (missed.status, missed.summary["target"]["reached"]) == ("finished", False)
 

@@ -34,8 +34,9 @@ class EvaluationConfig:
     tokens: int | None = setting(
         10_485_760, "validation tokens, from the start of the split; none: all of it"
     )
-    target_loss: float | None = setting(None, "stop when the validation loss is this low")
-    target_bpb: float | None = setting(None, "stop when validation bits per byte are this low")
+    target_loss: float | None = setting(None, "the validation loss to reach")
+    target_bpb: float | None = setting(None, "the validation bits per byte to reach")
+    stop_at_target: bool = setting(True, "end the run there; false trains to the end all the same")
 
     def __post_init__(self) -> None:
         require_not_negative(self, "every_steps")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hotlap.config import EvaluationConfig
 from hotlap.data.validation import ValidationBatches
 from hotlap.model import GPT, GPT2
 from hotlap.train.masking import Masking
@@ -36,3 +37,9 @@ def evaluate(
         dist.all_reduce(nats)
     loss = nats.item() / batches.tokens
     return Evaluation(loss, bits_per_byte(loss, bytes_per_token) if bytes_per_token else None)
+
+
+def reaches_target(loss: float, bpb: float | None, settings: EvaluationConfig) -> bool:
+    if settings.target_loss is not None:
+        return loss <= settings.target_loss
+    return settings.target_bpb is not None and bpb is not None and bpb <= settings.target_bpb

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hotlap.config import EvaluationConfig
 from hotlap.errors import DivergenceError
 from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.groups import apply_schedule
@@ -24,7 +25,7 @@ from hotlap.optim.schedules import lr_multiplier, momentum
 from hotlap.sampling.generate import sample_text
 from hotlap.train.clock import Clock
 from hotlap.train.distributed import from_main_rank
-from hotlap.train.evaluate import Evaluation, evaluate
+from hotlap.train.evaluate import Evaluation, evaluate, reaches_target
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import Lap
 from hotlap.train.metrics import peak_memory_mib
@@ -51,7 +52,7 @@ class Trainer:
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
         # A checkpoint is saved after its validation, which is not repeated when the run goes on from it.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
-        self._target_reached = validated is not None and reaches_target(validated, lap)
+        self._ends_at_target = validated is not None and ends_at_target(validated, lap.config.evaluation)
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
         self._updated = True  # by the last step, rather than skipped
         self._overdue = False  # a save, by the main rank's clock
@@ -64,9 +65,9 @@ class Trainer:
             self.lap.masking.set_step(self.progress.step)
             if self._validation_due():
                 self._validate()
-            if self._target_reached or self.progress.step == steps:
+            if self._ends_at_target or self.progress.step == steps:
                 self._save()
-                return "target" if self._target_reached else "finished"
+                return "target" if self._ends_at_target else "finished"
             # A skipped step's checkpoint is of no more use than the one before, which it might push out.
             save_due = self._overdue or self.snapshots.due(self.progress.step)
             if save_due and self._updated:
@@ -176,7 +177,7 @@ class Trainer:
         with self.clock.phase("validation"):
             evaluation = evaluate(lap.model, lap.masking, lap.data.validation, lap.data.bytes_per_token)
         progress.evaluation, progress.evaluated_step = evaluation, progress.step
-        self._target_reached = reaches_target(evaluation, lap)
+        self._ends_at_target = ends_at_target(evaluation, lap.config.evaluation)
         self.recorder.validated(
             {
                 "kind": "validation",
@@ -194,7 +195,7 @@ class Trainer:
         """What the model writes after each quarter of the run, and at its target, unless it has diverged."""
         progress, tokenizer = self.progress, self.lap.data.tokenizer
         quarter = 4 * progress.step // self.lap.config.schedule.steps
-        if tokenizer is None or not (quarter > self._quarters_sampled or self._target_reached):
+        if tokenizer is None or not (quarter > self._quarters_sampled or self._ends_at_target):
             return
         assert progress.evaluation is not None, "sampled right after a validation"
         if not math.isfinite(progress.evaluation.loss):
@@ -211,10 +212,5 @@ class Trainer:
             self.snapshots.save(self.lap, self.progress)
 
 
-def reaches_target(evaluation: Evaluation, lap: Lap) -> bool:
-    target = lap.config.evaluation
-    low_loss = target.target_loss is not None and evaluation.loss <= target.target_loss
-    low_bpb = (
-        target.target_bpb is not None and evaluation.bpb is not None and evaluation.bpb <= target.target_bpb
-    )
-    return low_loss or low_bpb
+def ends_at_target(evaluation: Evaluation, settings: EvaluationConfig) -> bool:
+    return settings.stop_at_target and reaches_target(evaluation.loss, evaluation.bpb, settings)

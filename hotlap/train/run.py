@@ -6,7 +6,7 @@ The same on every rank; only the main rank prints and writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from hotlap.config import Config
+from hotlap.config import Config, EvaluationConfig
 from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
@@ -27,6 +27,7 @@ from hotlap.train.agreement import check_same_start
 from hotlap.train.clock import Clock, clock_for
 from hotlap.train.distributed import Distributed, process_group, read_environment
 from hotlap.train.environment import describe_environment
+from hotlap.train.evaluate import reaches_target
 from hotlap.train.header import header_lines
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import Lap, build_lap
@@ -252,6 +253,7 @@ def conclude(
     clock.switch("setup")
     summary = summarise(lap, progress, clock, status)
     if run_directory is not None:
+        summary["target"] = describe_target(lap.config.evaluation, run_directory.metrics().lines)
         run_directory.write_summary(summary)
     return summary
 
@@ -269,7 +271,6 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
         "tokens": progress.tokens,
         "val_loss": evaluation.loss if evaluation else None,
         "val_bpb": evaluation.bpb if evaluation else None,
-        "target": describe_target(config, progress, status),
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_s": tokens_per_s,
         "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size) if peak else None,
@@ -282,18 +283,16 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
     }
 
 
-def describe_target(config: Config, progress: Progress, status: str) -> dict[str, Any] | None:
-    target = config.evaluation
-    if target.target_loss is None and target.target_bpb is None:
+def describe_target(settings: EvaluationConfig, metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The target, and the first validation that reached it, in whichever process of the run."""
+    if settings.target_loss is None and settings.target_bpb is None:
         return None
-    kind = "loss" if target.target_loss is not None else "bpb"
-    value = target.target_loss if kind == "loss" else target.target_bpb
-    reached = status == "target"
+    kind = "loss" if settings.target_loss is not None else "bpb"
+    validations = [line for line in metrics if line["kind"] == "validation" and line["val_loss"] is not None]
+    at_target = [line for line in validations if reaches_target(line["val_loss"], line["val_bpb"], settings)]
     return {
         "kind": kind,
-        "value": value,
-        "reached": reached,
-        "train_s": progress.training_s if reached else None,
-        "tokens": progress.tokens if reached else None,
-        "step": progress.step if reached else None,
+        "value": settings.target_loss if kind == "loss" else settings.target_bpb,
+        "reached": bool(at_target),
+        **{name: at_target[0][name] if at_target else None for name in ("train_s", "tokens", "step")},
     }
