@@ -1,6 +1,6 @@
 """How fast is masked attention, forward and backward, and what would the alternatives cost?
 
-    python -m bench.attention [--threads 2] [--repeats 3]
+    python -m bench.attention [--threads 2] [--repeats 2]
 
 Prints milliseconds forward / forward + backward, and the fraction of the sgemm peak, counting six matrix
 products over the visible block pairs. The methods of a shape are timed in turn, and all of them against the
@@ -179,7 +179,7 @@ def print_scaling(repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     tune_malloc()
     torch.set_num_threads(arguments.threads)

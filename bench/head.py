@@ -1,6 +1,6 @@
 """What do chunks, and the kernel in C, save against the plain head, in time and in memory?
 
-    python -m bench.head [--threads 2] [--repeats 3]
+    python -m bench.head [--threads 2] [--repeats 2]
 
 Each line is a process of its own, so that its peak memory is its own: the growth of the resident set from
 before the first call to the peak, over forward and backward, gradients included. The heads of a shape are
@@ -69,7 +69,7 @@ def measure(shape: tuple[int, int, int], head: str, threads: int, repeats: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     print("| tokens, width, vocabulary | head | ms | MB | of peak |")
