@@ -23,6 +23,11 @@ T = TypeVar("T")
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+# Groups whose time is over, kept to the end of the process. Whoever frees a gloo group waits for its threads,
+# holding Python's lock, for which one of them may be waiting to let go of the last exchange's tensor.
+_ended_groups: list[dist.ProcessGroup | None] = []
+
+
 @dataclass(frozen=True)
 class Distributed:
     """`rank` counts over all nodes, `local_rank` on this one. `has_group` is false without torchrun."""
@@ -85,6 +90,7 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
         dist.barrier()
         yield distributed
     finally:
+        _ended_groups.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
