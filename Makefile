@@ -27,9 +27,12 @@ test: lint
 test-all: lint
 	$(PYTEST) -m ''
 
-bench: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+bench: .venv/.bench-ready
 	$(BIN)/python -m bench --write
+
+.venv/.bench-ready: .venv/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
 
 # A quarter of an hour on two cores; stopped, it goes on when called again. RACE: options of `hotlap race`.
 RACE ?= --size nano --seeds 3 --schedule.steps 160 --evaluation.every_steps 40 --evaluation.tokens 65536

@@ -57,11 +57,11 @@ def run_part(part: str) -> str:
     return "".join(lines)
 
 
-def write_section(part: str, question: str, output: str) -> None:
+def write_section(part: str, question: str, where: str, output: str) -> None:
     page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else TITLE
     if not page.startswith(TITLE):
         page = TITLE
-    section = f"\n## {part}\n\n{question}\n\n{described()}\n\n{output.strip()}\n"
+    section = f"\n## {part}\n\n{question}\n\n{where}\n\n{output.strip()}\n"
     pattern = rf"\n## {part}\n.*?(?=\n## |\Z)"
     if re.search(pattern, page, flags=re.DOTALL):
         page = re.sub(pattern, lambda _: section, page, flags=re.DOTALL)
@@ -84,12 +84,13 @@ def main() -> None:
     began = time.monotonic()
     for part in arguments.parts or PARTS:
         question = (importlib.import_module(f"bench.{part}").__doc__ or "").splitlines()[0]
-        print(f"\n{part}: {question}\n{described()}\n", flush=True)
+        where = described()
+        print(f"\n{part}: {question}\n{where}\n", flush=True)
         started = time.monotonic()
         output = run_part(part)
         print(f"\n{part} took {time.monotonic() - started:.0f} s", flush=True)
         if arguments.write:
-            write_section(part, question, output)
+            write_section(part, question, where, output)
     print(f"\nall of it took {(time.monotonic() - began) / 60:.1f} minutes")
 
 

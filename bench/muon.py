@@ -70,7 +70,7 @@ def against_torch(native: bool) -> None:
         for dtype in (torch.float32, *([torch.bfloat16] if native else [])):
             ours = Muon(block_matrices(1, width), ns_dtype=dtype)
             theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
-            ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=3)
+            ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=2)
             label = f"step, 1 layer × {width}, {str(dtype)[6:]}{'' if native else EMULATED}"
             show(label, ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
 
@@ -128,7 +128,7 @@ def share_of_a_step() -> None:
         model.zero_grad(set_to_none=True)
         model(tokens[:-1], tokens[1:], masking.plans(tokens[:-1], None)).backward()
 
-    step_ms, muon_ms = alternate_ms(forward_backward, muon.step, repeats=2)
+    step_ms, muon_ms = alternate_ms(forward_backward, muon.step, repeats=1)
     label = f"forward and backward, {SHARE_LAYERS} × {SHARE_WIDTH}, {SHARE_TOKENS:,} tokens"
     show(label, step_ms, "Muon's step", muon_ms)
     print(f"  Muon is {100 * muon_ms / (step_ms + muon_ms):.1f} % of that step", flush=True)

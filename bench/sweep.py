@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.__main__ import write_section
+from bench.__main__ import described, write_section
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.attention import choose_backend
 from hotlap.config import Config
@@ -175,7 +175,7 @@ def main() -> None:
     table = rows(sweep, results)
     print(table)
     if arguments.write:
-        write_section(f"sweep: {arguments.sweep}", sweep.question, table)
+        write_section(f"sweep: {arguments.sweep}", sweep.question, described(), table)
 
 
 if __name__ == "__main__":
