@@ -28,7 +28,7 @@ from hotlap.settings import updated
 from hotlap.train.masking import Masking
 from tests.ranks import run_ranks
 
-EMULATED = ", emulated bf16"
+NOT_NATIVE = ", no native bf16"
 SHARE_LAYERS, SHARE_WIDTH, SHARE_TOKENS = 8, 256, 16_384
 
 
@@ -65,13 +65,13 @@ def show(what: str, ours_ms: float, other: str, other_ms: float) -> None:
 
 
 def against_torch(native: bool) -> None:
-    """In float32, and where that is no emulation also in the bfloat16 that torch's always works in."""
+    """In float32, and where it is native also in the bfloat16 that torch's always works in."""
     for width in (128, 256):
         for dtype in (torch.float32, *([torch.bfloat16] if native else [])):
             ours = Muon(block_matrices(1, width), ns_dtype=dtype)
             theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
             ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=2)
-            label = f"step, 1 layer × {width}, {str(dtype)[6:]}{'' if native else EMULATED}"
+            label = f"step, 1 layer × {width}, {str(dtype)[6:]}{'' if native else NOT_NATIVE}"
             show(label, ours_ms, "torch.optim.Muon (bfloat16)", theirs_ms)
 
 
@@ -162,11 +162,11 @@ def overlap_against_flat() -> None:
 
 def main() -> None:
     torch.manual_seed(0)
+    native = has_native_bf16(torch.device("cpu"))  # before the first product, see hardware.amx_faults
     rates = ", ".join(f"{matmul_gflops(dtype):.0f} in {dtype}" for dtype in (torch.float32, torch.bfloat16))
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, matmul GFLOP/s: {rates}")
     print(f"| {'ours':<44} | {'ms':>9} | {'other':<28} | {'ms':>9} | other/ours |")
     print(f"|{'-' * 46}|{'-' * 11}|{'-' * 30}|{'-' * 11}|{'-' * 12}|")
-    native = has_native_bf16(torch.device("cpu"))
     against_torch(native)
     if native:
         against_torch_without_bf16_instructions()

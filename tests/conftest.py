@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from hotlap.hardware import amx_faults
 from tests.command import hotlap
 
 SYLLABLES = "the of and to in a state union con gress peo ple year gov ern ment that for by be is with as it"
+
+
+def pytest_configure() -> None:
+    """Before the first product: where AMX faults, tests and the commands that they start do without."""
+    amx_faults(torch.device("cpu"))
 
 
 def made_up_text(documents: int = 80, words: int = 900) -> str:

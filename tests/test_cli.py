@@ -4,6 +4,7 @@ import time
 import pytest
 
 from hotlap import __version__, kernels
+from hotlap.commands import doctor
 from hotlap.recipes import RECIPES
 from tests.command import complaint, hotlap
 
@@ -95,4 +96,21 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     if facts["device"] == "cpu":
         assert facts["attention_backend"] == ("native" if kernels.library() else "blocked")
         assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
-    assert f"runs will use {facts['precision']}" in hotlap("doctor").stdout
+    shown = hotlap("doctor").stdout
+    assert f"runs will use {facts['precision']}" in shown
+    assert ("faults on it" in shown) is facts["amx_faults"]
+
+
+@pytest.mark.parametrize(
+    "faults, said",
+    [
+        (
+            True,
+            "bfloat16 is not native here (the processor lists AMX but faults on it): runs will use float32",
+        ),
+        (False, "bfloat16 is not native here: runs will use float32"),
+    ],
+)
+def test_doctor_says_why_bfloat16_is_not_native(faults, said):
+    facts = {"native_bf16": False, "precision": "float32", "attention_backend": "native", "device": "cpu"}
+    assert said in doctor.verdict({**facts, "amx_faults": faults})

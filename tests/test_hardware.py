@@ -1,3 +1,10 @@
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 
@@ -5,9 +12,37 @@ from hotlap import hardware
 from hotlap.errors import DeviceError
 
 CPU = torch.device("cpu")
+WITH_AMX = "flags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n"
+
+on_linux = pytest.mark.skipif(
+    hardware.platform.system() != "Linux", reason="the flags are those of Linux's /proc/cpuinfo"
+)
 
 
-@pytest.mark.skipif(hardware.platform.system() != "Linux", reason="reads Linux's /proc/cpuinfo")
+@pytest.fixture
+def processor(monkeypatch, tmp_path):
+    """Called with the text of /proc/cpuinfo: a processor that nobody has asked yet, no variables set."""
+
+    def appear(cpuinfo: str) -> None:
+        path = tmp_path / "cpuinfo"
+        path.write_text(cpuinfo)
+        monkeypatch.setattr(hardware, "CPUINFO", path)
+        monkeypatch.setattr(os, "environ", {})
+        hardware._cpu_amx_faults.cache_clear()
+
+    yield appear
+    hardware._cpu_amx_faults.cache_clear()
+
+
+def illegal_instruction() -> None:
+    os.kill(os.getpid(), signal.SIGILL)
+
+
+def no_fork() -> int:
+    raise AssertionError("a process was forked")
+
+
+@on_linux
 @pytest.mark.parametrize(
     "cpuinfo, native",
     [
@@ -17,17 +52,111 @@ CPU = torch.device("cpu")
         ("Features\t: fp asimd\n", False),
     ],
 )
-def test_native_bf16_is_read_from_the_cpu_s_own_flags(monkeypatch, tmp_path, cpuinfo, native):
-    path = tmp_path / "cpuinfo"
-    path.write_text(cpuinfo)
-    monkeypatch.setattr(hardware, "CPUINFO", path)
+def test_native_bf16_is_read_from_the_cpu_s_own_flags(monkeypatch, processor, cpuinfo, native):
+    processor(cpuinfo)
+    monkeypatch.setattr(os, "fork", no_fork)  # there is no AMX to try out
     assert hardware.has_native_bf16(CPU) is native
     assert hardware.select_precision("auto", CPU) is (torch.bfloat16 if native else torch.float32)
+    assert os.environ == {}
+
+
+@on_linux
+def test_a_processor_that_faults_on_its_amx_computes_in_float32_without_it(monkeypatch, processor):
+    processor(WITH_AMX)
+    monkeypatch.setattr(hardware, "_bfloat16_product", illegal_instruction)
+    assert not hardware.has_native_bf16(CPU)
+    assert hardware.amx_faults(CPU)
+    assert hardware.select_precision("auto", CPU) is torch.float32
+    assert os.environ == {"HOTLAP_AMX_FAULTS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+    with pytest.raises(
+        DeviceError, match="found a processor that lists AMX but faults on it; use --precision"
+    ):
+        hardware.select_precision("bfloat16", CPU)
+
+
+@on_linux
+def test_a_processor_whose_amx_works_uses_it(monkeypatch, processor):
+    processor(WITH_AMX)
+    monkeypatch.setattr(hardware, "_bfloat16_product", lambda: None)
+    assert hardware.has_native_bf16(CPU)
+    assert hardware.select_precision("auto", CPU) is torch.bfloat16
+    assert os.environ == {}
+
+
+@on_linux
+@pytest.mark.parametrize("survived", [True, False])
+def test_amx_is_tried_out_once_a_process(monkeypatch, processor, survived):
+    processor(WITH_AMX)
+    trials = []
+    monkeypatch.setattr(hardware, "survives", lambda trial: trials.append(trial) or survived)
+    assert [hardware.has_native_bf16(CPU) for _ in range(3)] == [survived] * 3
+    assert trials == [hardware._bfloat16_product]
+
+
+@on_linux
+def test_what_the_user_lets_onednn_use_stays(monkeypatch, processor):
+    processor(WITH_AMX)
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_AMX"
+    monkeypatch.setattr(hardware, "_bfloat16_product", illegal_instruction)
+    assert not hardware.has_native_bf16(CPU)
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_AMX"
+
+
+@on_linux
+def test_a_process_started_by_one_that_knows_is_of_the_same_mind(monkeypatch, processor):
+    processor(WITH_AMX)
+    os.environ["HOTLAP_AMX_FAULTS"] = "1"
+    monkeypatch.setattr(os, "fork", no_fork)  # kept off AMX, its product would survive
+    assert not hardware.has_native_bf16(CPU)
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
+
+
+@pytest.mark.parametrize("trial, survived", [(illegal_instruction, False), (lambda: None, True)])
+def test_a_trial_is_survived_or_not_and_nothing_of_it_is_heard(capfd, trial, survived):
+    was_on = faulthandler.is_enabled()
+    faulthandler.enable(file=2)
+    try:
+        print("said before", end="")
+        assert hardware.survives(trial) is survived
+    finally:
+        faulthandler.enable() if was_on else faulthandler.disable()
+    assert capfd.readouterr() == ("said before", "")
+
+
+def test_a_trial_that_raises_is_not_survived_and_ends_in_its_own_process(capfd):
+    here = os.getpid()
+    assert not hardware.survives(lambda: 1 / 0)
+    assert os.getpid() == here
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_trial_that_hangs_is_ended_at_its_limit(tmp_path):
+    def hang() -> None:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    start = time.monotonic()
+    assert not hardware.survives(hang, limit_s=1.0)
+    assert time.monotonic() - start < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_having_asked_a_process_can_multiply_in_bfloat16_whatever_its_processor_lists():
+    program = (
+        "import torch; from hotlap import hardware; hardware.has_native_bf16(torch.device('cpu'));"
+        "a = torch.ones(64, 64).bfloat16(); print((a @ a)[0, 0].item())"
+    )
+    unset = (hardware.AMX_FAULTS_VARIABLE, hardware.ISA_VARIABLE)
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "64.0\n", "")
 
 
 def test_bfloat16_that_would_be_emulated_is_refused(monkeypatch):
     monkeypatch.setattr(hardware, "has_native_bf16", lambda _: False)
-    with pytest.raises(DeviceError, match="--precision float32"):
+    monkeypatch.setattr(hardware, "amx_faults", lambda _: False)
+    with pytest.raises(DeviceError, match="found cpu without it; use --precision float32"):
         hardware.select_precision("bfloat16", CPU)
 
 

@@ -1,4 +1,4 @@
-"""What a run's header says of the kernels in C: those of its own model, not those that exist."""
+"""What a run's header says of its precision, and of the kernels in C: those of its own model."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,8 @@ from hotlap.attention import choose_backend
 from hotlap.model import build_model
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.header import described_kernels
+from hotlap.train import header
+from hotlap.train.header import described_kernels, described_precision
 from tests.kernels_here import needs_kernels, without_kernels
 
 
@@ -43,6 +44,19 @@ def lap_of(recipe: str = "softcap", dtype: torch.dtype = torch.float32, backend:
 )
 def test_the_parts_that_run_in_c_are_named(lap, described) -> None:
     assert described_kernels(lap_of(**lap)) == described
+
+
+@pytest.mark.parametrize(
+    ("asked", "faults", "described"),
+    [
+        ("auto", True, "float32 activations (the processor lists AMX but faults on it)"),
+        ("auto", False, "float32 activations"),
+        ("float32", True, "float32 activations"),
+    ],
+)
+def test_a_precision_that_a_faulty_processor_decided_says_so(monkeypatch, asked, faults, described) -> None:
+    monkeypatch.setattr(header, "amx_faults", lambda _: faults)
+    assert described_precision(lap_of(runtime__precision=asked)) == described
 
 
 def test_without_kernels_the_reason_is_named(monkeypatch) -> None:

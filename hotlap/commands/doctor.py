@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
-    console.print(_verdict(facts), soft_wrap=True)
+    console.print(verdict(facts), soft_wrap=True)
     return 0
 
 
@@ -56,6 +56,7 @@ def examine() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "native_bf16": hardware.has_native_bf16(device),
+        "amx_faults": hardware.amx_faults(device),
         "precision": str(hardware.select_precision("auto", device)).removeprefix("torch."),
         "attention_backend": choose_backend("auto", device).name,
         "kernels_in_c": kernels.unavailable() or "compiled",
@@ -67,8 +68,12 @@ def _shown(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _verdict(facts: dict[str, Any]) -> str:
+def verdict(facts: dict[str, Any]) -> str:
+    from hotlap.hardware import AMX_FAULTS
+
     bf16 = "native here" if facts["native_bf16"] else "not native here"
+    if facts["amx_faults"]:
+        bf16 += f" (the processor {AMX_FAULTS})"
     return (
         f"bfloat16 is {bf16}: runs will use {facts['precision']} and the {facts['attention_backend']}"
         f" attention backend on {facts['device']}."

@@ -7,13 +7,21 @@ from pathlib import Path
 import torch
 
 from hotlap import __version__
-from hotlap.hardware import device_name
+from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
 from hotlap.kernels import mlp, unavailable
 from hotlap.model import GPT, head
 from hotlap.model.mlp import MLP
 from hotlap.train.compilation import sequences_at_once
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
+
+
+def described_precision(lap: Lap) -> str:
+    """That of activations, and why where the processor promised another."""
+    activations = f"{str(lap.dtype).removeprefix('torch.')} activations"
+    if lap.config.runtime.precision == "auto" and amx_faults(lap.distributed.device):
+        return f"{activations} (the processor {AMX_FAULTS})"
+    return activations
 
 
 def described_kernels(lap: Lap) -> str:
@@ -53,7 +61,7 @@ def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
         f"hotlap {__version__}: {config.recipe} at {config.size}, seed {config.seed}, into {directory}",
         f"device     {world.world_size} × {world.device.type} ({device_name(world.device)}),"
         f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
-        f"precision  {str(lap.dtype).removeprefix('torch.')} activations, float32 weights; embeddings"
+        f"precision  {described_precision(lap)}, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
         f"attention  {lap.backend.name} backend; {described_kernels(lap)}; compile"
         f" {lap.compiled.mode} ({lap.compiled.reason})",
