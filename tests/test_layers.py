@@ -7,7 +7,7 @@ from torch import Tensor
 from hotlap.model import products
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_rms_norm, rms_norm
-from hotlap.model.mlp import plain_relu_squared_mlp, relu_squared_mlp
+from hotlap.model.mlp import add_mlp, plain_add_mlp
 from hotlap.model.products import linear, plain_linear
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
 from tests.kernels_here import needs_kernels
@@ -44,13 +44,13 @@ CASES = {
         [random(5, 3, 16)],
     ),
     "mlp": (
-        relu_squared_mlp,
-        plain_relu_squared_mlp,
+        add_mlp,
+        plain_add_mlp,
         [random(9, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
     ),
     "mlp in parts": (
-        relu_squared_mlp,
-        plain_relu_squared_mlp,
+        add_mlp,
+        plain_add_mlp,
         [random(768, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
     ),
     "linear in parts": (linear, plain_linear, [random(768, 16), random(24, 16, seed=1)]),
@@ -137,7 +137,7 @@ def test_the_mlp_keeps_one_hidden_tensor_for_its_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        relu_squared_mlp(*(operand.requires_grad_() for operand in (x, expand, out)))
+        add_mlp(*(operand.requires_grad_() for operand in (x, expand, out)))
     assert len(kept) == 1
 
 

@@ -18,20 +18,19 @@ typedef struct {
 
 typedef struct { int first, past; } range_t;
 
-/* A thread's share of the (key/value head, tile) pairs, counted head by head: equal numbers of keys. */
+static inline int past_tile(const attention_t *a, int first) { return least(first + a->tile, a->T); }
+
+/* A thread's share of the queries: whole tiles, which see about as many keys as those of the other threads. A tile's
+   heads lie side by side, so one thread takes them all, one after the other, while they are in its core's cache. */
 static range_t share(const attention_t *a, int thread, int num_threads) {
-    int tiles = (a->T + a->tile - 1) / a->tile;
-    int64_t keys_of_head = 0, before = 0;
-    for (int tile = 0; tile < tiles; tile++)
-        keys_of_head += least((tile + 1) * a->tile, a->T) - a->first_key[tile * a->tile];
-    int64_t from = keys_of_head * a->G * thread / num_threads;
-    int64_t to = keys_of_head * a->G * (thread + 1) / num_threads;
-    range_t found = {a->G * tiles, a->G * tiles};
-    for (int pair = 0; pair < a->G * tiles; pair++) {
-        if (before >= from && found.first == a->G * tiles) found.first = pair;
-        if (before >= to) { found.past = pair; break; }
-        int tile = pair % tiles;
-        before += least((tile + 1) * a->tile, a->T) - a->first_key[tile * a->tile];
+    int64_t all_keys = 0, before = 0;
+    for (int first = 0; first < a->T; first += a->tile) all_keys += past_tile(a, first) - a->first_key[first];
+    int64_t from = all_keys * thread / num_threads, to = all_keys * (thread + 1) / num_threads;
+    range_t found = {a->T, a->T};
+    for (int first = 0; first < a->T; first += a->tile) {
+        if (before >= from && found.first == a->T) found.first = first;
+        if (before >= to) { found.past = first; break; }
+        before += past_tile(a, first) - a->first_key[first];
     }
     return found;
 }
@@ -86,28 +85,27 @@ static void forward_tile(const attention_t *a, int first, int kv_head, int head,
    attention_forward_floats. */
 void attention_forward(const attention_t *a, float *out, float *log_sums, float *workspace, int num_threads) {
     int64_t floats_a_thread = attention_forward_floats(a);
-    int tiles = (a->T + a->tile - 1) / a->tile, heads_per_kv = a->H / a->G;
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
-        range_t pairs = share(a, thread, num_threads);
-        for (int pair = pairs.first; pair < pairs.past; pair++)
-            for (int head = 0; head < heads_per_kv; head++)
-                forward_tile(a, pair % tiles * a->tile, pair / tiles, pair / tiles * heads_per_kv + head,
-                             workspace + thread * floats_a_thread, out, log_sums);
+        range_t queries = share(a, thread, num_threads);
+        for (int first = queries.first; first < queries.past; first += a->tile)
+            for (int head = 0; head < a->H; head++)
+                forward_tile(a, first, head / (a->H / a->G), head, workspace + thread * floats_a_thread, out,
+                             log_sums);
     }
 }
 
 typedef struct {
     const float *grad, *out, *log_sums; /* grad and out (T, H, D) without gaps */
-    float *grad_q, *grad_k, *grad_v;    /* without gaps; of k and v zero at the start */
+    float *grad_q, *grad_k, *grad_v;    /* without gaps */
 } gradients_t;
 
-/* Keys before the first tile of a thread belong to another one. What is added to them waits here. */
-typedef struct { float *k, *v; int kv_head, first, past; } spill_t;
+/* Keys before the first query of a thread belong to another one. What is added to them waits here, as (keys, G, D). */
+typedef struct { float *k, *v; int first, past; } spill_t;
 
 /* Floats of workspace a thread. */
 int64_t attention_backward_floats(const attention_t *a) {
-    return 2 * (int64_t)a->tile * row_stride(KEYS_AT_ONCE) + 2 * (int64_t)most_keys_before(a) * a->D;
+    return 2 * (int64_t)a->tile * row_stride(KEYS_AT_ONCE) + 2 * (int64_t)most_keys_before(a) * a->G * a->D;
 }
 
 /* The scores of `keys` keys from `first_key` on, and what they add to the gradients. */
@@ -153,45 +151,43 @@ static void backward_tile(const attention_t *a, const gradients_t *g, int first,
         for (int d = 0; d < D; d++) deltas[i] += g->grad[at + d] * g->out[at + d];
     }
     for (int key = a->first_key[first], keys; key < past; key += keys) {
-        int is_spilled = kv_head == spill->kv_head && key < spill->past;
-        keys = least(KEYS_AT_ONCE, (is_spilled ? least(spill->past, past) : past) - key);
-        int64_t at = is_spilled ? (int64_t)(key - spill->first) * D : (int64_t)key * stride + kv_head * D;
+        int is_spilled = key < spill->past;
+        keys = least(KEYS_AT_ONCE, (is_spilled ? spill->past : past) - key);
+        int64_t at = (int64_t)(is_spilled ? key - spill->first : key) * stride + kv_head * D;
         backward_keys(a, g, first, kv_head, head, key, keys, deltas, workspace,
-                      (is_spilled ? spill->k : g->grad_k) + at, (is_spilled ? spill->v : g->grad_v) + at,
-                      is_spilled ? D : stride, key == a->first_key[first]);
+                      (is_spilled ? spill->k : g->grad_k) + at, (is_spilled ? spill->v : g->grad_v) + at, stride,
+                      key == a->first_key[first]);
     }
 }
 
 /* workspace of num_threads × attention_backward_floats. */
 void attention_backward(const attention_t *a, const gradients_t *g, float *workspace, int num_threads) {
     int64_t floats_a_thread = attention_backward_floats(a);
-    int tiles = (a->T + a->tile - 1) / a->tile, heads_per_kv = a->H / a->G, stride = a->G * a->D;
+    int stride = a->G * a->D;
     spill_t spills[num_threads];
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
-        range_t pairs = share(a, thread, num_threads);
+        range_t queries = share(a, thread, num_threads);
         float *own = workspace + thread * floats_a_thread, *rest = own + 2 * a->tile * row_stride(KEYS_AT_ONCE);
-        spill_t *spill = spills + thread;
-        *spill = (spill_t){.kv_head = -1};
-        if (pairs.first < pairs.past) {
-            int past = pairs.first % tiles * a->tile, first = a->first_key[past];
-            int64_t floats = (int64_t)(past - first) * a->D;
-            *spill = (spill_t){rest, rest + floats, pairs.first / tiles, first, past};
-            memset(rest, 0, 2 * floats * sizeof(float));
+        int first_key = queries.first < queries.past ? a->first_key[queries.first] : queries.first;
+        int64_t floats = (int64_t)(queries.first - first_key) * stride;
+        spills[thread] = (spill_t){rest, rest + floats, first_key, queries.first};
+        memset(rest, 0, 2 * floats * sizeof(float));
+        for (int first = queries.first; first < queries.past; first += a->tile) {
+            /* A key's first gradient is that of the tile that it is in, which finds it in the cache. */
+            int64_t at = (int64_t)first * stride, own_floats = (int64_t)(past_tile(a, first) - first) * stride;
+            memset(g->grad_k + at, 0, own_floats * sizeof(float));
+            memset(g->grad_v + at, 0, own_floats * sizeof(float));
+            for (int head = 0; head < a->H; head++)
+                backward_tile(a, g, first, head / (a->H / a->G), head, spills + thread, own);
         }
-        for (int pair = pairs.first; pair < pairs.past; pair++)
-            for (int head = 0; head < heads_per_kv; head++)
-                backward_tile(a, g, pair % tiles * a->tile, pair / tiles, pair / tiles * heads_per_kv + head,
-                              spill, own);
     }
     for (int thread = 0; thread < num_threads; thread++) {
         const spill_t *spill = spills + thread;
-        for (int key = spill->first; spill->kv_head >= 0 && key < spill->past; key++)
-            for (int d = 0; d < a->D; d++) {
-                int64_t to = (int64_t)key * stride + spill->kv_head * a->D + d;
-                int64_t from = (int64_t)(key - spill->first) * a->D + d;
-                g->grad_k[to] += spill->k[from];
-                g->grad_v[to] += spill->v[from];
-            }
+        int64_t to = (int64_t)spill->first * stride;
+        for (int64_t at = 0; at < (int64_t)(spill->past - spill->first) * stride; at++) {
+            g->grad_k[to + at] += spill->k[at];
+            g->grad_v[to + at] += spill->v[at];
+        }
     }
 }

@@ -11,7 +11,7 @@ from hotlap.kernels.compiled import needed_library, pointer
 
 SHORT_TILE, LONG_TILE = 64, 128  # queries
 MOST_TILE = 128  # that of attention.c, whose rows of a tile have their place on the stack
-FAR_KEYS = 768
+FAR_KEYS = 384
 
 
 class _Attention(ctypes.Structure):
@@ -40,7 +40,7 @@ class _Operands:
         self.tensors = (*(_with_heads_together(x) for x in (q, k, v)), first_key.contiguous())
         strides = [x.stride(0) for x in self.tensors[:3]]
         sizes = (len(q), q.shape[1], k.shape[1], q.shape[2])
-        tile = _tile_queries(q.shape[2], first_key)
+        tile = _tile_queries(first_key)
         assert 1 <= tile <= MOST_TILE, f"a tile of {tile} queries, at most {MOST_TILE} fit"
         self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, *strides, tile, scale)
 
@@ -53,10 +53,10 @@ class _Operands:
         return self.tensors[0].new_empty(shape)
 
 
-def _tile_queries(head_dim: int, first_key: Tensor) -> int:
-    """More have faster products but compute more of what the mask hides: for large heads that see far."""
+def _tile_queries(first_key: Tensor) -> int:
+    """More have faster products but compute more of what the mask hides: for queries that see far."""
     mean_keys = (len(first_key) + 1) / 2 - first_key.sum().item() / max(1, len(first_key))
-    return LONG_TILE if head_dim > 64 and mean_keys > FAR_KEYS else SHORT_TILE
+    return LONG_TILE if mean_keys > FAR_KEYS else SHORT_TILE
 
 
 def _with_heads_together(x: Tensor) -> Tensor:
@@ -93,8 +93,7 @@ def backward(
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
     given = (grad.float().contiguous(), out.float().contiguous(), log_sums)
-    grad_q = operands.new_empty(*q.shape)
-    grad_k, grad_v = (operands.new_empty(*x.shape).zero_() for x in (k, v))
+    grad_q, grad_k, grad_v = (operands.new_empty(*x.shape) for x in (q, k, v))
     gradients = _Gradients(*(x.data_ptr() for x in (*given, grad_q, grad_k, grad_v)))
     workspace = operands.new_empty(threads, kernels.attention_backward_floats(operands.address))
     kernels.attention_backward(operands.address, ctypes.byref(gradients), pointer(workspace), threads)

@@ -12,8 +12,8 @@ from hotlap.kernels.shares import pays_to_share
 
 # Every chunk of a thread goes through the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
-# Of a thread's chunk, so that they stay in its core's cache between the passes.
-CHUNK_LOGITS = 2**19
+# Of a thread's chunk, so that they stay in a cache between the passes.
+CHUNK_LOGITS = 2**20
 
 
 def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:

@@ -1,40 +1,74 @@
-/* The MLP with ReLU², as in hotlap/model/mlp.py. */
+/* x + MLP(norm(x)) with ReLU², as in hotlap/model/mlp.py. */
 
 #include "common.h"
 
-/* x and y (T, C), expand (F, C), out (C, F), hidden (T, F): relu(x · expandᵀ), kept for the backward.
-   workspace (num_threads, chunk_tokens, F). */
+/* Floats of a thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
+int64_t mlp_floats(int chunk_tokens, int C, int F, int matrices) {
+    return (int64_t)chunk_tokens * (C + (int64_t)matrices * F);
+}
+
+/* x and normed (tokens, C): normed = x · inverse_rms. */
+static void scale_rows(const float *x, const float *inverse_rms, int tokens, int C, float *normed) {
+    for (int i = 0; i < tokens; i++)
+        for (int c = 0; c < C; c++) normed[(int64_t)i * C + c] = x[(int64_t)i * C + c] * inverse_rms[i];
+}
+
+/* x and y (T, C), expand (F, C), out (C, F). Kept for the backward: inverse_rms (T,) of x, and hidden (T, F):
+   relu(norm(x) · expandᵀ). workspace of num_threads × mlp_floats, with one matrix. */
 void mlp_forward(const float *x, const float *expand, const float *out, int T, int C, int F, int chunk_tokens,
-                 float *y, float *hidden, float *workspace, int num_threads) {
+                 float epsilon, float *y, float *inverse_rms, float *hidden, float *workspace, int num_threads) {
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
-        float *squares = workspace + (int64_t)thread * chunk_tokens * F;
+        float *normed = workspace + thread * mlp_floats(chunk_tokens, C, F, 1);
+        float *squares = normed + (int64_t)chunk_tokens * C;
         int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
         for (int start = first; start < past; start += chunk_tokens) {
             int tokens = least(chunk_tokens, past - start);
+            int64_t at = (int64_t)start * C;
             float *own = hidden + (int64_t)start * F;
-            product('N', 'T', tokens, F, C, 1, x + (int64_t)start * C, C, expand, C, 0, own, F);
-            for (int64_t at = 0; at < (int64_t)tokens * F; at++) {
-                own[at] = own[at] < 0 ? 0 : own[at];
-                squares[at] = own[at] * own[at];
+            for (int i = 0; i < tokens; i++) {
+                const float *row = x + at + (int64_t)i * C;
+                float sum = 0;
+                for (int c = 0; c < C; c++) sum += row[c] * row[c];
+                inverse_rms[start + i] = 1 / sqrtf(sum / C + epsilon);
             }
-            product('N', 'T', tokens, C, F, 1, squares, F, out, F, 0, y + (int64_t)start * C, C);
+            scale_rows(x + at, inverse_rms + start, tokens, C, normed);
+            product('N', 'T', tokens, F, C, 1, normed, C, expand, C, 0, own, F);
+            for (int64_t f = 0; f < (int64_t)tokens * F; f++) {
+                own[f] = own[f] < 0 ? 0 : own[f];
+                squares[f] = own[f] * own[f];
+            }
+            memcpy(y + at, x + at, sizeof(float) * tokens * C);
+            product('N', 'T', tokens, C, F, 1, squares, F, out, F, 1, y + at, C);
         }
     }
 }
 
+/* grad_x, from its share that came through the MLP, that for norm(x), and from that for y. */
+static void norm_and_sum_backward(const float *grad_y, const float *normed, const float *inverse_rms, int tokens, int C,
+                                  float *grad_x) {
+    for (int i = 0; i < tokens; i++) {
+        const float *grad = grad_y + (int64_t)i * C, *row = normed + (int64_t)i * C;
+        float *to = grad_x + (int64_t)i * C, along = 0;
+        for (int c = 0; c < C; c++) along += to[c] * row[c];
+        along /= C;
+        for (int c = 0; c < C; c++) to[c] = grad[c] + (to[c] - row[c] * along) * inverse_rms[i];
+    }
+}
+
 /* grad (T, C) is that for y; the others are those for x, expand and out. shares: (2, num_threads - 1, F · C), for
-   the other threads' parts of the last two. workspace (num_threads, 2, chunk_tokens, F). */
-void mlp_backward(const float *grad, const float *x, const float *expand, const float *out, const float *hidden,
-                  int T, int C, int F, int chunk_tokens, float *grad_x, float *grad_expand, float *grad_out,
-                  float *shares, float *workspace, int num_threads) {
+   the other threads' parts of the last two. workspace of num_threads × mlp_floats, with two matrices. */
+void mlp_backward(const float *grad, const float *x, const float *expand, const float *out, const float *inverse_rms,
+                  const float *hidden, int T, int C, int F, int chunk_tokens, float *grad_x, float *grad_expand,
+                  float *grad_out, float *shares, float *workspace, int num_threads) {
     int64_t weights = (int64_t)F * C;
     float *out_shares = shares + (num_threads - 1) * weights;
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
-            float *grad_hidden = workspace + (int64_t)thread * 2 * chunk_tokens * F;
+            float *normed = workspace + thread * mlp_floats(chunk_tokens, C, F, 2);
+            float *grad_hidden = normed + (int64_t)chunk_tokens * C;
             float *squares = grad_hidden + (int64_t)chunk_tokens * F;
             float *to_expand = thread ? shares + (thread - 1) * weights : grad_expand;
             float *to_out = thread ? out_shares + (thread - 1) * weights : grad_out;
@@ -45,15 +79,18 @@ void mlp_backward(const float *grad, const float *x, const float *expand, const 
             }
             for (int start = first; start < past; start += chunk_tokens) {
                 int tokens = least(chunk_tokens, past - start), keeps = start > first;
-                const float *own = hidden + (int64_t)start * F, *grad_y = grad + (int64_t)start * C;
+                int64_t at = (int64_t)start * C;
+                const float *own = hidden + (int64_t)start * F, *grad_y = grad + at;
                 product('N', 'N', tokens, F, C, 2, grad_y, C, out, F, 0, grad_hidden, F);
-                for (int64_t at = 0; at < (int64_t)tokens * F; at++) {
-                    grad_hidden[at] *= own[at];
-                    squares[at] = own[at] * own[at];
+                for (int64_t f = 0; f < (int64_t)tokens * F; f++) {
+                    grad_hidden[f] *= own[f];
+                    squares[f] = own[f] * own[f];
                 }
-                product('N', 'N', tokens, C, F, 1, grad_hidden, F, expand, C, 0, grad_x + (int64_t)start * C, C);
-                product('T', 'N', F, C, tokens, 1, grad_hidden, F, x + (int64_t)start * C, C, keeps, to_expand, C);
+                scale_rows(x + at, inverse_rms + start, tokens, C, normed);
+                product('N', 'N', tokens, C, F, 1, grad_hidden, F, expand, C, 0, grad_x + at, C);
+                product('T', 'N', F, C, tokens, 1, grad_hidden, F, normed, C, keeps, to_expand, C);
                 product('T', 'N', C, F, tokens, 1, grad_y, C, squares, F, keeps, to_out, F);
+                norm_and_sum_backward(grad_y, normed, inverse_rms + start, tokens, C, grad_x + at);
             }
         }
         add_up(grad_expand, shares, num_threads - 1, weights);

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from hotlap.kernels.compiled import kernels_take, needed_library, pointer
+from hotlap.kernels.passes import EPSILON
 from hotlap.kernels.shares import pays_to_share
 
 # Every chunk of a thread goes through both weights, which must therefore come from a cache.
@@ -27,36 +30,42 @@ def _chunk_tokens(num_tokens: int, num_features: int, threads: int) -> int:
     return max(1, min(max(LEAST_CHUNK_TOKENS, CHUNK_FEATURES // num_features), share))
 
 
-def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Tensor]:
-    """relu(x · expandᵀ)² · outᵀ, and relu(x · expandᵀ), (T, F)."""
+def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x + relu(norm(x) · expandᵀ)² · outᵀ, 1 / RMS of x, (T,), and relu(norm(x) · expandᵀ), (T, F)."""
     kernels, threads = needed_library(), torch.get_num_threads()
     (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
     shapes = (expand_FC.shape, out_CF.shape)
     assert shapes == ((num_features, width), (width, num_features)), f"weights {shapes} for width {width}"
     chunk_tokens = _chunk_tokens(num_tokens, num_features, threads)
     operands = [x.contiguous() for x in (x_TC, expand_FC, out_CF)]
-    y_TC, hidden_TF = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens, num_features)
-    workspace = x_TC.new_empty(threads, chunk_tokens, num_features)
+    y_TC, inverse_rms_T = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens)
+    hidden_TF = x_TC.new_empty(num_tokens, num_features)
+    workspace = x_TC.new_empty(threads, kernels.mlp_floats(chunk_tokens, width, num_features, 1))
     kernels.mlp_forward(
         *map(pointer, operands),
-        *(num_tokens, width, num_features, chunk_tokens),
-        *map(pointer, (y_TC, hidden_TF, workspace)),
+        *(num_tokens, width, num_features, chunk_tokens, ctypes.c_float(EPSILON)),
+        *map(pointer, (y_TC, inverse_rms_T, hidden_TF, workspace)),
         threads,
     )
-    return y_TC, hidden_TF
+    return y_TC, inverse_rms_T, hidden_TF
 
 
 def backward(
-    grad_TC: Tensor, x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor, hidden_TF: Tensor
+    grad_TC: Tensor,
+    x_TC: Tensor,
+    expand_FC: Tensor,
+    out_CF: Tensor,
+    inverse_rms_T: Tensor,
+    hidden_TF: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients for x, expand and out, from that for the result."""
     kernels, threads = needed_library(), torch.get_num_threads()
     (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
     chunk_tokens = _chunk_tokens(num_tokens, num_features, threads)
-    operands = [x.contiguous() for x in (grad_TC, x_TC, expand_FC, out_CF, hidden_TF)]
+    operands = [x.contiguous() for x in (grad_TC, x_TC, expand_FC, out_CF, inverse_rms_T, hidden_TF)]
     grad_x, grad_expand, grad_out = (x.new_empty(x.shape) for x in (x_TC, expand_FC, out_CF))
     shares = x_TC.new_empty(2, threads - 1, num_features * width)
-    workspace = x_TC.new_empty(threads, 2, chunk_tokens, num_features)
+    workspace = x_TC.new_empty(threads, kernels.mlp_floats(chunk_tokens, width, num_features, 2))
     kernels.mlp_backward(
         *map(pointer, operands),
         *(num_tokens, width, num_features, chunk_tokens),

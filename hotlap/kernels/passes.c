@@ -42,6 +42,7 @@ void norm_backward(const float *grad, const float *out, const float *inverse_rms
             continue;
         }
         const float *c = cos + row / H * half, *s = sin + row / H * half;
+#pragma omp simd /* so many operands that the compiler would not check by itself whether they overlap */
         for (int d = 0; d < half; d++) {
             float first = (g[d] - normed[d] * along) * scale;
             float second = (g[d + half] - normed[d + half] * along) * scale;

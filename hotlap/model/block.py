@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hotlap.config import ModelConfig
 from hotlap.model.layers import Matrix, mix, rms_norm
 from hotlap.model.mlp import MLP
-from hotlap.model.products import linear
+from hotlap.model.products import linears
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotation, norm_and_rotate
 
@@ -50,12 +50,9 @@ class Attention(nn.Module):
         self, x_TC: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor]:
         """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
-        # One product for both: they are kept apart so that each is orthogonalised as its own matrix.
-        qk_weight = torch.cat([self.q.weight, self.k.weight])
-        qk = linear(x_TC, qk_weight).unflatten(-1, (-1, self.head_dim))
-        q, k = norm_and_rotate(qk, rotation).split([self.num_heads, self.kv_heads], dim=1)
-        # Not in that product: the gradient needs v itself, and would keep q and k in memory with it.
-        v = self.v(x_TC).unflatten(-1, (-1, self.head_dim))
+        weights = (self.q.weight, self.k.weight, self.v.weight)
+        q, k, v = (y_TC.unflatten(-1, (-1, self.head_dim)) for y_TC in linears(x_TC, *weights))
+        q, k = norm_and_rotate(q, rotation), norm_and_rotate(k, rotation)
         y_THD = plan.attend(q, k, self.mix(v, mixed_in), self.head_dim**-0.5)
         return self.out(y_THD.flatten(-2)), v
 
@@ -86,4 +83,4 @@ class Block(nn.Module):
         if self.attention is not None:
             y, values = self.attention(rms_norm(x), mixed_in, rotation, plan)
             x = x + y
-        return x + self.mlp(rms_norm(x)), values
+        return self.mlp(x), values

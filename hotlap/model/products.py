@@ -38,24 +38,37 @@ def plain_linear(x_TC: Tensor, weight_NC: Tensor) -> Tensor:
     return F.linear(x_TC, weight_NC.to(x_TC.dtype))
 
 
-class _Linear(torch.autograd.Function):
+class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
-        # Not the cast weight, which a second derivative would take for a constant.
-        ctx.save_for_backward(x_TC, weight_NC)
-        return plain_linear(x_TC, weight_NC)
+    def forward(ctx: Any, x_TC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        # Not the cast weights, which a second derivative would take for constants.
+        ctx.save_for_backward(x_TC, *weights)
+        return tuple(plain_linear(x_TC, weight_NC) for weight_NC in weights)
 
     @staticmethod
-    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x_TC, weight_NC = ctx.saved_tensors
-        needs_x, needs_weight = ctx.needs_input_grad
-        grad_x = grad_TN @ weight_NC.to(x_TC.dtype) if needs_x else None
-        return grad_x, weight_gradient(grad_TN, x_TC, weight_NC.dtype) if needs_weight else None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TC, *weights = ctx.saved_tensors
+        needs_x, *need_weights = ctx.needs_input_grad
+        grad_x = None
+        if needs_x:
+            casts = [weight_NC.to(x_TC.dtype) for weight_NC in weights]
+            grad_x = grads[0] @ casts[0]
+            # Added up by the products themselves: no pass over two sums for each.
+            for grad_TN, weight_NC in zip(grads[1:], casts[1:], strict=True):
+                grad_x = grad_x.addmm_(grad_TN, weight_NC)
+        return grad_x, *(
+            weight_gradient(grad_TN, x_TC, weight_NC.dtype) if needed else None
+            for grad_TN, weight_NC, needed in zip(grads, weights, need_weights, strict=True)
+        )
+
+
+def linears(x_TC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """The plain version for each weight (N, C); on a CPU with several threads their gradients come sooner."""
+    if token_parts(x_TC) == 1:
+        return tuple(plain_linear(x_TC, weight_NC) for weight_NC in weights)
+    results: tuple[Tensor, ...] = _Linears.apply(x_TC, *weights)  # type: ignore[no-untyped-call]
+    return results
 
 
 def linear(x_TC: Tensor, weight_NC: Tensor) -> Tensor:
-    """As the plain version; on a CPU with several threads the weight's gradient comes sooner."""
-    if token_parts(x_TC) == 1:
-        return plain_linear(x_TC, weight_NC)
-    result: Tensor = _Linear.apply(x_TC, weight_NC)  # type: ignore[no-untyped-call]
-    return result
+    return linears(x_TC, weight_NC)[0]
