@@ -6,9 +6,9 @@ Forward and backward of the `softcap` model, counting 6 FLOP per weight of a mat
 attention over the visible block pairs, as a fraction of what plain float32 products do right before and after
 each step. "of peak" takes the best of five products, "of median" their median: a neighbour's busy moments
 spare the best of a few short products but hardly a step of seconds, so that on a noisy machine only the
-second compares like with like. Medians of three steps or more, as many as fit into a while. The steps of a
-short lap are not compiled, the blocks of the larger sizes are. Optimizers are timed in turn with the steps of
-a lap, whose gradients and weights they find as a run leaves them.
+second compares like with like. Medians of three steps or more, as many as fit into a while. Compiled is what
+a long run would compile: blocks, where there are no kernels in C. Optimizers are timed in turn with the steps
+of a lap, whose gradients and weights they find as a run leaves them.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from bench.peak import product_rates
 from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
+from hotlap.kernels import unavailable
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.optim.groups import build_optimizers
 from hotlap.recipes import resolve
@@ -70,7 +71,7 @@ def configuration(size: str) -> Config:
 def ways_of(size: str) -> list[tuple[torch.dtype, str]]:
     """Precision and what is compiled, of the rows of a size."""
     if size not in LAPS:
-        return [(torch.float32, "block")]
+        return [(torch.float32, "block" if unavailable() else "off")]
     precisions = [torch.float32, *([torch.bfloat16] if has_native_bf16(CPU) else [])]
     return [(precision, "off") for precision in precisions]
 

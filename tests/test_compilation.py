@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotlap.train.clock import Clock
-from hotlap.train.compilation import CompileChoice, warm_up
+from hotlap.train.compilation import CompileChoice, choose_mode, warm_up
 from hotlap.train.distributed import Distributed, process_group
 from hotlap.train.interrupt import StopRequest
 from hotlap.train.lap import build_lap
@@ -41,7 +41,8 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
 
 
 @pytest.mark.parametrize(("steps", "mode"), [(10, "off"), (10**7, "block")])
-def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode, tiny_data):
+def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode, tiny_data, monkeypatch):
+    monkeypatch.setattr("hotlap.train.compilation.are_available", lambda: False)
     config = pico(tiny_data, steps, runtime__compile="auto")
     for peak in (1e-6, 1e6):
         with (
@@ -53,6 +54,13 @@ def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode,
             lap = build_lap(config, tiny_data, alone, Clock())
         lap.data.loader.close()
         assert lap.compiled.mode == mode
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(torch.float32, "off"), (torch.bfloat16, "block")])
+def test_what_has_kernels_is_not_compiled(dtype, mode, tiny_data, monkeypatch):
+    monkeypatch.setattr("hotlap.train.compilation.are_available", lambda: True)
+    config = pico(tiny_data, 10**7, runtime__compile="auto")
+    assert choose_mode(config, torch.device("cpu"), dtype, all_threads=2).mode == mode
 
 
 def mode_chosen(rank, world_size, data):

@@ -64,3 +64,11 @@ void head(const float *x, const float *weight, const int64_t *targets, int T, in
         if (grad_x) add_up(grad_weight, grad_weights, num_threads - 1, weights);
     }
 }
+
+/* All rows of logits (T, V), as head_row takes and leaves them. losses (T,): unscaled; scales (T,): the factors. */
+void head_rows(float *logits, const int64_t *targets, int T, int V, float softcap, float *losses, float *scales,
+               int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int i = 0; i < T; i++)
+        scales[i] = head_row(logits + (int64_t)i * V, V, (int)targets[i], softcap, losses + i);
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from hotlap.kernels.shares import pays_to_share
 
 # Every chunk of a thread goes through the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
+# What the passes over logits start from is −2 · log2(e) · logits / softcap.
+LOGIT_SCALE = -2 * math.log2(math.e)
 # Of a thread's chunk, so that they stay in a cache between the passes.
 CHUNK_LOGITS = 2**20
 
@@ -47,6 +50,23 @@ def loss_and_gradients(
         threads,
     )
     return losses.sum() * factor, grad_x, grad_weight
+
+
+def rows(logits_TV: Tensor, targets_T: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
+    """Turn logits, times LOGIT_SCALE / softcap, into the gradient of their losses up to a factor a row.
+
+    Returns the losses and the factors, each (T,).
+    """
+    assert logits_TV.is_contiguous(), "rows of logits lie together"
+    (num_tokens, vocabulary), targets = logits_TV.shape, targets_T.long().contiguous()
+    assert targets.shape == (num_tokens,), f"{len(targets)} targets for {num_tokens} tokens"
+    _check_range(targets, vocabulary)
+    losses, scales = logits_TV.new_empty(2, num_tokens)
+    needed_library().head_rows(
+        *(pointer(logits_TV), pointer(targets), num_tokens, vocabulary, ctypes.c_float(softcap)),
+        *(pointer(losses), pointer(scales), torch.get_num_threads()),
+    )
+    return losses, scales
 
 
 def _check_range(targets_T: Tensor, vocabulary: int) -> None:

@@ -2,7 +2,8 @@
 
 Tokens go through in chunks; a chunk's gradient is computed right after its loss, while its logits are in
 cache, so the backward pass only scales what is there. The plain version below defines what is computed; where
-there is a kernel in C for it, that one does all of a chunk at once.
+there are kernels in C, one does all of a chunk at once or, where the weight is too large for a cache, at least
+the passes over its logits.
 
 Shapes: T tokens, C model width, V vocabulary, c tokens of a chunk.
 """
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotlap.kernels import head as kernel
+from hotlap.kernels import kernels_take
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.products import token_parts
 
@@ -61,8 +63,13 @@ def softcapped_cross_entropy(
     return loss
 
 
+def _is_unshifted(softcap: float | None) -> bool:
+    return 0 < (softcap or 0.0) <= LARGEST_UNSHIFTED_SOFTCAP
+
+
 def runs_in_c(x_TC: Tensor, weight_VC: Tensor, softcap: float | None) -> bool:
-    return 0 < (softcap or 0.0) <= LARGEST_UNSHIFTED_SOFTCAP and kernel.suits(x_TC, weight_VC)
+    """Whether all of the head does, not just the passes over its logits."""
+    return _is_unshifted(softcap) and kernel.suits(x_TC, weight_VC)
 
 
 def loss_and_gradients(
@@ -81,20 +88,30 @@ def loss_and_gradients(
     grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
     grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_grad else x.new_empty(0, dtype=dtype)
     total = x.new_zeros((), dtype=dtype)
-    chunk_elements = min(chunk_tokens, num_tokens) * vocabulary
-    first = x.new_empty(chunk_elements, dtype=dtype)
-    second = torch.empty_like(first) if softcap else first
+    passes_in_c = _is_unshifted(softcap) and kernels_take(total)
+    if passes_in_c:
+        # One buffer instead of two: twice the tokens in the same memory, and the weight is read half as much.
+        chunk_tokens *= 2
+    first = x.new_empty(min(chunk_tokens, num_tokens) * vocabulary, dtype=dtype)
+    second = torch.empty_like(first) if softcap and not passes_in_c else first
 
     for start in range(0, num_tokens, chunk_tokens):
         x_cC, target_c1 = x[start : start + chunk_tokens], targets[start : start + chunk_tokens, None]
         shape = (len(x_cC), vocabulary)
         logits, exponents = (buffer[: len(x_cC) * vocabulary].view(shape) for buffer in (first, second))
-        # The exponentials start from −2z / softcap; scaled here, that takes no pass of its own.
-        _matmul_into(logits, x_cC, weight_used.T, scale=-2 / softcap if softcap else 1.0)
-        sums_c1, loss_c1 = _exponentials(logits, exponents, target_c1, softcap)
-        total += loss_c1.sum()
+        # What the exponentials start from; scaled here, that takes no pass of its own.
+        scale = (kernel.LOGIT_SCALE if passes_in_c else -2) / softcap if softcap else 1.0
+        _matmul_into(logits, x_cC, weight_used.T, scale)
+        if passes_in_c:
+            loss_c, row_scale_c = kernel.rows(logits, target_c1[:, 0], softcap)
+            total += loss_c.sum()
+            grad_logits, row_scale_c1 = logits, row_scale_c[:, None]
+        else:
+            sums_c1, loss_c1 = _exponentials(logits, exponents, target_c1, softcap)
+            total += loss_c1.sum()
+            if needs_grad:
+                grad_logits, row_scale_c1 = _grad_logits(logits, exponents, sums_c1, target_c1, softcap)
         if needs_grad:
-            grad_logits, row_scale_c1 = _grad_logits(logits, exponents, sums_c1, target_c1, softcap)
             row_scale_c1 *= factor
             grad_used = grad_logits.to(x.dtype)
             grad_x[start : start + chunk_tokens] = (grad_used @ weight_used).mul_(row_scale_c1)

@@ -9,6 +9,7 @@ import torch
 
 from hotlap.config import Config
 from hotlap.files import cache_directory
+from hotlap.kernels.compiled import are_available
 from hotlap.model import GPT, GPT2
 from hotlap.train.distributed import Distributed
 from hotlap.train.masking import Masking
@@ -28,7 +29,7 @@ class CompileChoice(NamedTuple):
 
 
 def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_threads: int) -> CompileChoice:
-    """`auto` compiles where the run is long enough to win back the time that it takes."""
+    """`auto` compiles what has no kernels, where the run is long enough to win back the time it takes."""
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as asked for")
@@ -36,6 +37,8 @@ def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_th
         return CompileChoice("model", "auto: always pays on CUDA")
     if device.type != "cpu":
         return CompileChoice("off", f"auto: not used on {device.type}")
+    if dtype == torch.float32 and are_available():
+        return CompileChoice("off", "auto: the kernels in C are as fast")
     tokens = config.schedule.steps * config.batch.tokens_per_step
     gflops = ASSUMED_GFLOPS_A_THREAD * all_threads * (2 if dtype == torch.bfloat16 else 1)
     seconds = tokens * matmul_flops_per_token(config) / (gflops * 1e9)
