@@ -1,9 +1,9 @@
 """The language-model head: linear, softcap and cross entropy, without ever holding the T×V logits.
 
 Tokens go through in chunks; a chunk's gradient is computed right after its loss, while its logits are in
-cache, so the backward pass only scales what is there. The plain version below defines what is computed; where
-there are kernels in C, one does all of a chunk at once or, where the weight is too large for a cache, at least
-the passes over its logits.
+cache, so the backward pass only scales what is there. The plain version below defines what is computed. Where
+there are kernels in C, one does all of a chunk at once or, if the weight is too large for a cache, the passes
+over its logits.
 
 Shapes: T tokens, C model width, V vocabulary, c tokens of a chunk.
 """
