@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import platform
-import resource
 import select
 import signal
 import subprocess
@@ -109,6 +108,8 @@ def _bfloat16_product() -> None:
 
 def survives(trial: Callable[[], object], limit_s: float = TRIAL_SECONDS) -> bool:
     """Whether a process gets through `trial` in time: a silent copy of this one, whose death harms nobody."""
+    import resource  # which Windows has not, nor a CPU there that Linux lists
+
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         # From Python 3.12 on: a copy of a process with threads may hang. Then it is out of time.

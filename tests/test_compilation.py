@@ -5,6 +5,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from hotlap.recipes import resolve
+from hotlap.settings import updated
 from hotlap.train.clock import Clock
 from hotlap.train.compilation import CompileChoice, choose_mode, warm_up
 from hotlap.train.distributed import Distributed, process_group
@@ -56,10 +58,17 @@ def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode,
         assert lap.compiled.mode == mode
 
 
-@pytest.mark.parametrize(("dtype", "mode"), [(torch.float32, "off"), (torch.bfloat16, "block")])
-def test_what_has_kernels_is_not_compiled(dtype, mode, tiny_data, monkeypatch):
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "mode"),
+    [
+        ("softcap", torch.float32, "off"),
+        ("softcap", torch.bfloat16, "block"),
+        ("adamw", torch.float32, "block"),
+    ],
+)
+def test_what_has_kernels_is_not_compiled(recipe, dtype, mode, monkeypatch):
     monkeypatch.setattr("hotlap.train.compilation.are_available", lambda: True)
-    config = pico(tiny_data, 10**7, runtime__compile="auto")
+    config = updated(resolve(recipe, "pico"), {"schedule.steps": 10**7, "runtime.compile": "auto"})
     assert choose_mode(config, torch.device("cpu"), dtype, all_threads=2).mode == mode
 
 

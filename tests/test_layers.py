@@ -8,7 +8,7 @@ from hotlap.model import products
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import add_mlp, plain_add_mlp
-from hotlap.model.products import linear, plain_linear
+from hotlap.model.products import linear, linears, plain_linear
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
 from tests.kernels_here import needs_kernels
 
@@ -54,6 +54,11 @@ CASES = {
         [random(768, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
     ),
     "linear in parts": (linear, plain_linear, [random(768, 16), random(24, 16, seed=1)]),
+    "three linears in parts": (
+        lambda x, *weights: torch.cat(linears(x, *weights), dim=1),
+        lambda x, *weights: torch.cat([plain_linear(x, weight) for weight in weights], dim=1),
+        [random(768, 16), *(random(size, 16, seed=size) for size in (24, 16, 8))],
+    ),
 }
 
 

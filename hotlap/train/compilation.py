@@ -37,7 +37,8 @@ def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_th
         return CompileChoice("model", "auto: always pays on CUDA")
     if device.type != "cpu":
         return CompileChoice("off", f"auto: not used on {device.type}")
-    if dtype == torch.float32 and are_available():
+    has_kernels = config.model.architecture == "speedrun" and dtype == torch.float32 and are_available()
+    if has_kernels:
         return CompileChoice("off", "auto: the kernels in C are as fast")
     tokens = config.schedule.steps * config.batch.tokens_per_step
     gflops = ASSUMED_GFLOPS_A_THREAD * all_threads * (2 if dtype == torch.bfloat16 else 1)
