@@ -1,4 +1,4 @@
-"""What do chunks, and the kernel in C, save against the plain head, in time and in memory?
+"""What do chunks, and the kernels in C, save against the plain head, in time and in memory?
 
     python -m bench.head [--threads 2] [--repeats 2]
 
@@ -20,12 +20,11 @@ import torch
 
 from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap.hardware import tune_malloc
+from hotlap.kernels import unavailable
 from hotlap.kernels.compiled import SWITCH
-from hotlap.kernels.head import suits
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
-HEADS = ("plain", "chunks", "kernel")
 SOFTCAP = 15.0
 
 
@@ -41,14 +40,13 @@ class Measured(NamedTuple):
     peak_flops: float
 
 
-def heads_for(shape: tuple[int, int, int]) -> list[str]:
-    num_tokens, width, vocabulary = shape
-    in_c = suits(torch.empty(num_tokens, width), torch.empty(vocabulary, width))
-    return [head for head in HEADS if in_c or head != "kernel"]
+def heads() -> list[str]:
+    """Kernels do all of a chunk where the weight fits a cache, and elsewhere the passes over its logits."""
+    return ["plain", "chunks", *([] if unavailable() else ["kernels"])]
 
 
 def measure(shape: tuple[int, int, int], head: str, threads: int, repeats: int) -> Measured:
-    if head != "kernel":
+    if head != "kernels":
         os.environ[SWITCH] = "off"
     num_tokens, width, vocabulary = shape
     torch.set_num_threads(threads)
@@ -80,8 +78,7 @@ def main() -> None:
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
         for shape in SHAPES:
             asked = [
-                pool.submit(measure, shape, head, arguments.threads, arguments.repeats)
-                for head in heads_for(shape)
+                pool.submit(measure, shape, head, arguments.threads, arguments.repeats) for head in heads()
             ]
             measured = [call.result() for call in asked]
             flops = 3 * 2 * math.prod(shape)  # three products
