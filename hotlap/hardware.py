@@ -108,7 +108,7 @@ def _bfloat16_product() -> None:
 
 def survives(trial: Callable[[], object], limit_s: float = TRIAL_SECONDS) -> bool:
     """Whether a process gets through `trial` in time: a silent copy of this one, whose death harms nobody."""
-    import resource  # which Windows has not, nor a CPU there that Linux lists
+    import resource  # not on all systems, and needed only where Linux lists AMX
 
     reading, writing = os.pipe()
     with warnings.catch_warnings():
