@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,12 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = hotlap("data", "prepare", str(source), "--vocab", "512", "--out", str(folder / "data"))
     assert result.returncode == 0, result.stderr
     return folder / "data"
+
+
+@pytest.fixture(autouse=True)
+def threads_are_put_back() -> Iterator[None]:
+    """Some tests set how many threads torch has, which holds for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)

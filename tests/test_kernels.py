@@ -1,149 +1,23 @@
 """The kernels in C against their references, on any number of threads, and what they leave to PyTorch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import first_visible_keys
-from hotlap.attention.native import NativeBackend
-from hotlap.kernels import attention, head, mlp, newton_schulz
+from hotlap.kernels import head, mlp, newton_schulz, steps
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import add_mlp, plain_add_mlp
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
+from hotlap.optim.muon import plain_step_matrix
 from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
-from tests.attention_cases import (
-    CASES,
-    LONG_CASES,
-    Case,
-    check_compiled_block,
-    exact,
-    make_mask,
-    output_and_gradients,
-    random_cases,
-    relative_error,
-)
+from tests.attention_cases import relative_error
 from tests.kernels_here import needs_kernels
 
 TOLERANCE = 2e-6  # of float32
-THREADS = [1, 2, 3, 5]
-
-
-@pytest.fixture(autouse=True)
-def threads_are_put_back() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def check_against_oracle(case: Case, threads: int) -> None:
-    torch.set_num_threads(threads)
-    found = output_and_gradients(NativeBackend(), case.mask(), *case.tensors())
-    for name, ours, oracle in zip(("out", "q", "k", "v"), found, exact(case), strict=True):
-        # A query that sees one key has no gradient; the kernels take the difference of two equal sums, of
-        # up to 20 here.
-        room = TOLERANCE * max(3.0, oracle.abs().max().item())
-        assert (ours - oracle).abs().max() < room, (name, threads)
-
-
-@needs_kernels
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_native_agrees_with_dense(case, threads) -> None:
-    check_against_oracle(case, threads)
-
-
-@needs_kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LONG_CASES, ids=str)
-def test_native_agrees_with_dense_at_length(case) -> None:
-    check_against_oracle(case, 2)
-
-
-@needs_kernels
-@given(random_cases(), st.sampled_from(THREADS))
-@settings(max_examples=60, deadline=None)
-def test_native_agrees_with_dense_on_random_documents(case, threads) -> None:
-    check_against_oracle(case, threads)
-
-
-@needs_kernels
-def test_the_same_call_gives_the_same_bits() -> None:
-    case = Case(1000, (301, 640), window=3, heads=(6, 2))
-    torch.set_num_threads(3)
-    first, second = (output_and_gradients(NativeBackend(), case.mask(), *case.tensors()) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@needs_kernels
-def test_operands_may_be_views_of_one_projection() -> None:
-    case = Case(384, (200,), 2, head_dim=16)
-    q, k, v, grad = case.tensors()
-    together = torch.cat((q, k, v), dim=1)
-    transposed = v.transpose(0, 1).contiguous().transpose(0, 1)
-    views = [x.requires_grad_() for x in (together[:, :2], together[:, 2:4], transposed)]
-    backend = NativeBackend()
-    out = backend.attend(*views, backend.plan(case.mask()), 16**-0.5)
-    out.backward(grad)
-    for ours, oracle in zip((out, *(x.grad for x in views)), exact(case), strict=True):
-        assert relative_error(ours, oracle) < TOLERANCE
-
-
-@needs_kernels
-@pytest.mark.parametrize("num_tokens", [1, 300])
-def test_one_token_may_stand_for_all(num_tokens) -> None:
-    q, k, v, _ = Case(num_tokens).tensors()
-    # As expand() makes them, but for a single token, whose stride that leaves as it is.
-    expanded = [q, *(x.as_strided(x.shape, (0, x.shape[2], 1)) for x in (k, v))]
-    backend, plan = NativeBackend(), NativeBackend().plan(Case(num_tokens).mask())
-    found = backend.attend(*expanded, plan, 0.2)
-    assert torch.equal(found, backend.attend(*(x.contiguous() for x in expanded), plan, 0.2))
-    torch.testing.assert_close(found, v[:1].expand(num_tokens, -1, -1))
-
-
-@pytest.fixture
-def float64_by_default() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-@needs_kernels
-def test_the_default_dtype_does_not_matter(float64_by_default) -> None:
-    case = Case(300, (100,), 2)
-    operands = [x.float() for x in case.tensors()]
-    found = output_and_gradients(NativeBackend(), case.mask(), *operands)
-    expected = output_and_gradients(DenseBackend(), case.mask(), *(x.double() for x in operands))
-    for ours, oracle in zip(found, expected, strict=True):
-        assert ours.dtype == torch.float32
-        assert relative_error(ours, oracle) < TOLERANCE
-
-
-@needs_kernels
-@pytest.mark.parametrize("case", [Case(1000, (301, 640), 3, head_dim=80), LONG_CASES[0]], ids=str)
-def test_tiles_of_any_length_agree_with_dense(case, monkeypatch) -> None:
-    for tile in (128, 100, 7):
-        monkeypatch.setattr(attention, "_tile_queries", lambda *_, tile=tile: tile)
-        check_against_oracle(case, threads=3)
-
-
-@needs_kernels
-def test_a_tile_that_c_has_no_room_for_is_a_bug(monkeypatch) -> None:
-    monkeypatch.setattr(attention, "_tile_queries", lambda *_: 129)
-    with pytest.raises(AssertionError, match="129 queries"):
-        check_against_oracle(CASES[0], threads=1)
-
-
-def test_the_longest_tile_is_that_of_c() -> None:
-    assert f"MOST_TILE = {attention.MOST_TILE}," in Path(attention.__file__).with_suffix(".c").read_text()
 
 
 @needs_kernels
@@ -160,32 +34,7 @@ def test_threads_with_few_tokens_each_share_no_gradients(num_tokens, threads, in
 
 
 @needs_kernels
-def test_tiles_are_long_where_queries_see_far() -> None:
-    sees_all, sees_little = torch.zeros(4096, dtype=torch.int32), torch.arange(4096, dtype=torch.int32)
-    assert attention._tile_queries(sees_all) > attention._tile_queries(sees_little)
-
-
-@needs_kernels
-def test_bfloat16_is_summed_in_float32() -> None:
-    case = Case(512, (100,), 2)
-    tensors = [x.bfloat16() for x in case.tensors()]
-    found = output_and_gradients(NativeBackend(), case.mask(), *tensors)
-    expected = output_and_gradients(DenseBackend(), case.mask(), *(x.double() for x in tensors))
-    for ours, oracle in zip(found, expected, strict=True):
-        assert ours.dtype == torch.bfloat16
-        assert relative_error(ours, oracle) < 2**-7  # of the output, and of what is computed from it
-
-
-@needs_kernels
 def test_what_is_not_a_number_stays_so() -> None:
-    case = Case(300, window=2)
-    q, k, v, _ = case.tensors()
-    k[200, 1, 3] = float("nan")
-    backend = NativeBackend()
-    out = backend.attend(q, k, v, backend.plan(case.mask()), 0.2)
-    assert out[200:, 1].isnan().all()
-    assert out[:200].isfinite().all()
-    assert out[:, 0].isfinite().all()
     x, weight, targets = torch.randn(9, 8), torch.randn(32, 8), torch.arange(9)
     x[3, 0] = float("nan")
     assert softcapped_cross_entropy(x, weight, targets, 15.0).isnan()
@@ -358,29 +207,7 @@ def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch(
 
 
 @needs_kernels
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_twenty_windows_and_documents_recompile_nothing(compiler) -> None:
-    check_compiled_block(NativeBackend(), compiler, TOLERANCE)
-
-
-@needs_kernels
-def test_operators_keep_their_contract_with_the_compiler() -> None:
-    case = Case(200, (50,), 1)
-    q, k, v, grad = case.tensors()
-    first_key = first_visible_keys(case.mask())
-    torch.library.opcheck(
-        torch.ops.hotlap.native_attention.default,
-        (*(x.requires_grad_() for x in (q, k, v)), first_key, 0.2),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
-    operands = [x.detach() for x in (q, k, v)]
-    out, log_sums = torch.ops.hotlap.native_attention(*operands, first_key, 0.2)
-    torch.library.opcheck(
-        torch.ops.hotlap.native_attention_backward.default,
-        (grad, *operands, first_key, out, log_sums, 0.2),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+def test_the_mlp_keeps_its_contract_with_the_compiler() -> None:
     torch.library.opcheck(
         torch.ops.hotlap.add_mlp.default,
         tuple(torch.randn(shape, requires_grad=True) for shape in ((9, 8), (32, 8), (8, 32))),
@@ -391,14 +218,6 @@ def test_operators_keep_their_contract_with_the_compiler() -> None:
             "test_aot_dispatch_static",
         ),
     )
-
-
-@needs_kernels
-def test_float64_is_refused() -> None:
-    backend = NativeBackend()
-    q, k, v, _ = (x.double() for x in Case(64).tensors())
-    with pytest.raises(AssertionError, match="float32"):
-        backend.attend(q, k, v, backend.plan(make_mask(64, (), 1, "blocks")), 1.0)
 
 
 @needs_kernels
@@ -438,3 +257,27 @@ def test_newton_schulz_leaves_what_a_thread_could_not_have_to_itself_to_pytorch(
     assert not newton_schulz.suits(torch.empty(2, 1024, 1024), torch.float32)
     assert not newton_schulz.suits(torch.empty(2, 8, 8), torch.bfloat16)
     assert newton_schulz.suits(torch.empty(2, 8, 8), torch.float32)
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(3, 5), (300, 300)], ids=str)  # beyond a limit threads share the work
+@pytest.mark.parametrize(("decay", "cautious"), [(0.0, True), (0.0, False), (0.1, True), (0.1, False)])
+def test_a_step_of_a_matrix_agrees_with_plain(decay, cautious, shape, threads) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    weight, update = torch.randn(2, *shape)
+    update[0, 0] = 0  # neither towards zero nor away
+    plain = weight.double()
+    plain_step_matrix(plain, update.double(), 0.3, decay, cautious)
+    steps.step_matrix(weight, update, 0.3, decay, cautious)
+    assert relative_error(weight, plain) < TOLERANCE
+
+
+@needs_kernels
+def test_a_step_that_is_not_a_number_does_not_go_unseen() -> None:
+    weight, update = torch.ones(4, 4), torch.ones(4, 4)
+    update[1, 2] = float("nan")
+    steps.step_matrix(weight, update, 0.3, 0.1, cautious=True)
+    assert weight.isnan().sum() == 1
+    assert weight[1, 2].isnan()

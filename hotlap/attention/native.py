@@ -77,7 +77,8 @@ def _(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, first_key, out, log_sums, scale
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    grad_q, grad_k, grad_v = (x.new_empty(x.transpose(0, 1).shape).transpose(0, 1) for x in (q, k, v))
+    return grad_q, grad_k, grad_v
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -6,12 +6,9 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hotlap.kernels.compiled import needed_library, pointer
-
-SHORT_TILE, LONG_TILE = 64, 128  # queries
-MOST_TILE = 128  # that of attention.c, whose rows of a tile have their place on the stack
-FAR_KEYS = 384
 
 
 class _Attention(ctypes.Structure):
@@ -19,8 +16,7 @@ class _Attention(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "first_key")),
-        *((name, ctypes.c_int32) for name in ("T", "H", "G", "D", "q_stride", "k_stride", "v_stride")),
-        ("tile", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("T", "H", "G", "D")),
         ("scale", ctypes.c_float),
     )
 
@@ -37,12 +33,12 @@ class _Operands:
     """One call's operands as the kernels take them, and kept alive as long as this is."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) -> None:
-        self.tensors = (*(_with_heads_together(x) for x in (q, k, v)), first_key.contiguous())
-        strides = [x.stride(0) for x in self.tensors[:3]]
-        sizes = (len(q), q.shape[1], k.shape[1], q.shape[2])
-        tile = _tile_queries(first_key)
-        assert 1 <= tile <= MOST_TILE, f"a tile of {tile} queries, at most {MOST_TILE} fit"
-        self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, *strides, tile, scale)
+        lanes = needed_library().attention_lanes()
+        # Zeros change no score.
+        self.features = -(-q.shape[2] // lanes) * lanes
+        self.tensors = (*(_head_by_head(x, self.features) for x in (q, k, v)), first_key.contiguous())
+        sizes = (len(q), q.shape[1], k.shape[1], self.features)
+        self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, scale)
 
     @property
     def address(self) -> object:
@@ -53,30 +49,25 @@ class _Operands:
         return self.tensors[0].new_empty(shape)
 
 
-def _tile_queries(first_key: Tensor) -> int:
-    """More have faster products but compute more of what the mask hides: for queries that see far."""
-    mean_keys = (len(first_key) + 1) / 2 - first_key.sum().item() / max(1, len(first_key))
-    return LONG_TILE if mean_keys > FAR_KEYS else SHORT_TILE
+def _padded(x: Tensor, features: int) -> Tensor:
+    return F.pad(x, (0, features - x.shape[-1])) if x.shape[-1] < features else x
 
 
-def _with_heads_together(x: Tensor) -> Tensor:
-    """As float32, with the features of all heads side by side, which tokens need not be."""
-    x = x.float()
-    apart, *within = x.stride()
-    # An expanded tensor has its tokens on top of each other, which no product takes for a matrix.
-    fits = within == [x.shape[2], 1] and apart >= x.shape[1] * x.shape[2]
-    # Not contiguous(), which leaves the stride of a single token as it is.
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+def _head_by_head(x_THD: Tensor, features: int) -> Tensor:
+    """(H, T, features); no copy where heads lie so in memory, as those of `kernels.inputs` do."""
+    return _padded(x_THD, features).float().transpose(0, 1).contiguous()
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The output (T, H, D), and log2 of each query's sum of exponentials, (H, T); float32."""
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
-    out, log_sums = operands.new_empty(*q.shape), operands.new_empty(q.shape[1], len(q))
+    num_tokens, heads, head_dim = q.shape
+    out = operands.new_empty(num_tokens, heads, operands.features)
+    log_sums = operands.new_empty(heads, num_tokens)
     workspace = operands.new_empty(threads, kernels.attention_forward_floats(operands.address))
     kernels.attention_forward(operands.address, *map(pointer, (out, log_sums, workspace)), threads)
-    return out, log_sums
+    return out[..., :head_dim].contiguous(), log_sums
 
 
 def backward(
@@ -89,12 +80,13 @@ def backward(
     log_sums: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for q, k and v, from that for `out`; float32."""
+    """The gradients for q, k and v, from that for `out`; float32, head by head in memory."""
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
-    given = (grad.float().contiguous(), out.float().contiguous(), log_sums)
-    grad_q, grad_k, grad_v = (operands.new_empty(*x.shape) for x in (q, k, v))
-    gradients = _Gradients(*(x.data_ptr() for x in (*given, grad_q, grad_k, grad_v)))
+    given = (*(_padded(x, operands.features).float().contiguous() for x in (grad, out)), log_sums)
+    grads = [torch.empty_like(x_HTD) for x_HTD in operands.tensors[:3]]
+    gradients = _Gradients(*(x.data_ptr() for x in (*given, *grads)))
     workspace = operands.new_empty(threads, kernels.attention_backward_floats(operands.address))
     kernels.attention_backward(operands.address, ctypes.byref(gradients), pointer(workspace), threads)
+    grad_q, grad_k, grad_v = (x_HTD[..., : q.shape[2]].contiguous().transpose(0, 1) for x_HTD in grads)
     return grad_q, grad_k, grad_v

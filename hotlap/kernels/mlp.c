@@ -1,16 +1,11 @@
 /* x + MLP(norm(x)) with ReLU², as in hotlap/model/mlp.py. */
 
 #include "common.h"
+#include "norms.h"
 
 /* Floats of a thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
 int64_t mlp_floats(int chunk_tokens, int C, int F, int matrices) {
     return (int64_t)chunk_tokens * (C + (int64_t)matrices * F);
-}
-
-/* x and normed (tokens, C): normed = x · inverse_rms. */
-static void scale_rows(const float *x, const float *inverse_rms, int tokens, int C, float *normed) {
-    for (int i = 0; i < tokens; i++)
-        for (int c = 0; c < C; c++) normed[(int64_t)i * C + c] = x[(int64_t)i * C + c] * inverse_rms[i];
 }
 
 /* x and y (T, C), expand (F, C), out (C, F). Kept for the backward: inverse_rms (T,) of x, and hidden (T, F):
@@ -26,13 +21,8 @@ void mlp_forward(const float *x, const float *expand, const float *out, int T, i
             int tokens = least(chunk_tokens, past - start);
             int64_t at = (int64_t)start * C;
             float *own = hidden + (int64_t)start * F;
-            for (int i = 0; i < tokens; i++) {
-                const float *row = x + at + (int64_t)i * C;
-                float sum = 0;
-                for (int c = 0; c < C; c++) sum += row[c] * row[c];
-                inverse_rms[start + i] = 1 / sqrtf(sum / C + epsilon);
-            }
-            scale_rows(x + at, inverse_rms + start, tokens, C, normed);
+            for (int64_t i = 0; i < tokens; i++)
+                inverse_rms[start + i] = norm_row(x + at + i * C, NULL, NULL, C, epsilon, normed + i * C);
             product('N', 'T', tokens, F, C, 1, normed, C, expand, C, 0, own, F);
             for (int64_t f = 0; f < (int64_t)tokens * F; f++) {
                 own[f] = own[f] < 0 ? 0 : own[f];
@@ -47,12 +37,10 @@ void mlp_forward(const float *x, const float *expand, const float *out, int T, i
 /* grad_x, from its share that came through the MLP, that for norm(x), and from that for y. */
 static void norm_and_sum_backward(const float *grad_y, const float *normed, const float *inverse_rms, int tokens, int C,
                                   float *grad_x) {
-    for (int i = 0; i < tokens; i++) {
-        const float *grad = grad_y + (int64_t)i * C, *row = normed + (int64_t)i * C;
-        float *to = grad_x + (int64_t)i * C, along = 0;
-        for (int c = 0; c < C; c++) along += to[c] * row[c];
-        along /= C;
-        for (int c = 0; c < C; c++) to[c] = grad[c] + (to[c] - row[c] * along) * inverse_rms[i];
+    for (int64_t i = 0; i < tokens; i++) {
+        float *to = grad_x + i * C;
+        norm_row_backward(to, normed + i * C, inverse_rms[i], NULL, NULL, C, to);
+        for (int c = 0; c < C; c++) to[c] += grad_y[i * C + c];
     }
 }
 

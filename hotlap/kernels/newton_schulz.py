@@ -32,7 +32,7 @@ def orthogonalize(
     kernels, threads = needed_library(), torch.get_num_threads()
     count, rows, cols = matrices.shape
     x, out = matrices.contiguous(), matrices.new_empty(matrices.shape)
-    workspace = x.new_empty(threads, kernels.newton_schulz_floats(min(rows, cols), max(rows, cols)))
+    workspace = x.new_empty(threads, kernels.newton_schulz_floats(max(rows, cols), min(rows, cols)))
     flat = [value for step in coefficients for value in step]
     kernels.newton_schulz(
         *(pointer(x), count, rows, cols),

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
+from hotlap.kernels import kernels_take, steps
 from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
 from hotlap.optim.gradients import check_gradients
@@ -182,12 +183,9 @@ class Muon(torch.optim.Optimizer):
         # An uneven chunk comes with empty slots at its end; zip leaves them out.
         for name, weight, update in zip(share.names, share.weights, updates, strict=False):
             lr = share.group["lr"] * self._lr_factors.get(name, 1.0)
-            decay = lr * share.group["weight_decay"]
-            if decay and self._cautious:
-                weight.sub_(weight * (weight * update > 0), alpha=decay)
-            elif decay:
-                weight.mul_(1 - decay)
-            weight.add_(update, alpha=-lr * scale)
+            in_c = weight.is_contiguous() and kernels_take(weight, update)
+            step_matrix = steps.step_matrix if in_c else plain_step_matrix
+            step_matrix(weight, update, lr * scale, lr * share.group["weight_decay"], self._cautious)
 
     def named_parameters(self) -> dict[str, Tensor]:
         """All matrices by name, owned by this rank or not."""
@@ -260,6 +258,15 @@ class Muon(torch.optim.Optimizer):
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
         ]
+
+
+def plain_step_matrix(weight: Tensor, update: Tensor, rate: float, decay: float, cautious: bool) -> None:
+    """The reference. Cautious decay spares the weights that the update moves away from zero."""
+    if decay and cautious:
+        weight.sub_(weight * (weight * update > 0), alpha=decay)
+    elif decay:
+        weight.mul_(1 - decay)
+    weight.sub_(update, alpha=rate)
 
 
 def _check_settings(group: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels import kernels_take, tables
+from hotlap.kernels import kernels_take, steps
 
 
 class RowRms(torch.optim.Optimizer):
@@ -45,7 +45,7 @@ class RowRms(torch.optim.Optimizer):
                     self._eps,
                 )
                 if kernels_take(table, table.grad):
-                    tables.step_rows(*given)
+                    steps.step_rows(*given)
                 else:
                     plain_step_rows(*given)
         return None

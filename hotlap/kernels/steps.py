@@ -1,4 +1,4 @@
-"""The kernel that updates the rows of a table, called with tensors."""
+"""The kernels that apply an optimizer's step, called with tensors."""
 
 from __future__ import annotations
 
@@ -21,4 +21,14 @@ def step_rows(
         *table.shape,
         *(ctypes.c_float(x) for x in (lr, beta2, 1 / correction, eps)),
         torch.get_num_threads(),
+    )
+
+
+def step_matrix(weight: Tensor, update: Tensor, rate: float, decay: float, cautious: bool) -> None:
+    """`plain_step_matrix` of hotlap/optim/muon.py, in place."""
+    assert weight.is_contiguous(), "matrices lie in memory row by row"
+    update = update.contiguous()
+    needed_library().step_matrix(
+        *(pointer(weight), pointer(update), ctypes.c_int64(weight.numel())),
+        *(ctypes.c_float(rate), ctypes.c_float(decay), int(cautious), torch.get_num_threads()),
     )
