@@ -34,8 +34,8 @@ FLAGS = (
 )  # fmt: skip
 # Functions that return numbers of floats.
 WORKSPACE_SIZES = (
-    "attention_forward_floats", "attention_backward_floats", "head_floats", "mlp_floats",
-    "newton_schulz_floats",
+    "attention_forward_floats", "attention_backward_floats", "head_floats", "inputs_floats",
+    "mlp_floats", "newton_schulz_floats",
 )  # fmt: skip
 COMPILE_SECONDS = 60
 SWITCH = "HOTLAP_NATIVE"

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.config import ModelConfig
-from hotlap.model.layers import Matrix, mix, rms_norm
+from hotlap.model.inputs import inputs
+from hotlap.model.layers import Matrix, mix
 from hotlap.model.mlp import MLP
-from hotlap.model.products import linears
+from hotlap.model.products import add_linear
 from hotlap.model.roles import Role
-from hotlap.model.rotary import Rotation, norm_and_rotate
+from hotlap.model.rotary import Rotation
 
 
 class AttentionPlan(Protocol):
@@ -47,22 +48,31 @@ class Attention(nn.Module):
             self.value_mix = nn.Parameter(torch.full(shape, 0.5))
 
     def forward(
-        self, x_TC: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
+        self,
+        x_TC: Tensor,
+        x0_TC: Tensor,
+        residual_mix_2: Tensor,
+        mixed_in: Tensor | None,
+        rotation: Rotation,
+        plan: AttentionPlan,
     ) -> tuple[Tensor, Tensor]:
-        """The attention's output (T, C), and its own values (T, G, D) before anything was mixed in."""
+        """x mixed with x0, with the attention's output added, (T, C); and its values (T, G, D)."""
         weights = (self.q.weight, self.k.weight, self.v.weight)
-        q, k, v = (y_TC.unflatten(-1, (-1, self.head_dim)) for y_TC in linears(x_TC, *weights))
-        q, k = norm_and_rotate(q, rotation), norm_and_rotate(k, rotation)
-        y_THD = plan.attend(q, k, self.mix(v, mixed_in), self.head_dim**-0.5)
-        return self.out(y_THD.flatten(-2)), v
+        mixed_in = None if mixed_in is None else mixed_in.to(x_TC.dtype)
+        value_mix_2 = self.value_weights(x_TC, alone=mixed_in is None)
+        mixed_TC, q, k, v = inputs(x_TC, x0_TC, residual_mix_2, weights, rotation, value_mix_2, mixed_in)
+        y_THD = plan.attend(q, k, v, self.head_dim**-0.5)
+        return add_linear(mixed_TC, y_THD.flatten(-2), self.out.weight), v
 
-    def mix(self, v: Tensor, mixed_in: Tensor | None) -> Tensor:
+    def value_weights(self, x_TC: Tensor, *, alone: bool) -> Tensor:
+        """What the values, and those mixed in, are multiplied by; (2,)."""
         if self.value_mix is None:
-            return v
-        if self.value_mix.ndim == 0:
-            other = v if mixed_in is None else mixed_in
-            return (1 - self.value_mix) * v + self.value_mix * other.to(v.dtype)
-        return self.value_mix[0] * v if mixed_in is None else mix(self.value_mix, v, mixed_in.to(v.dtype))
+            return x_TC.new_tensor([1.0, 0.0])
+        if self.value_mix.ndim == 1:
+            return self.value_mix
+        of_own, of_others = 1 - self.value_mix, self.value_mix
+        # Alone, values are mixed with themselves.
+        return torch.stack((of_own + of_others, 0 * of_others) if alone else (of_own, of_others))
 
 
 class Block(nn.Module):
@@ -78,9 +88,7 @@ class Block(nn.Module):
         self, x: Tensor, x0: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
     ) -> tuple[Tensor, Tensor | None]:
         """The residual stream after the block, and the values of its attention (None without attention)."""
-        x = mix(self.residual_mix, x, x0)
-        values = None
-        if self.attention is not None:
-            y, values = self.attention(rms_norm(x), mixed_in, rotation, plan)
-            x = x + y
+        if self.attention is None:
+            return self.mlp(mix(self.residual_mix, x, x0)), None
+        x, values = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
         return self.mlp(x), values

@@ -72,3 +72,24 @@ def linears(x_TC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 def linear(x_TC: Tensor, weight_NC: Tensor) -> Tensor:
     return linears(x_TC, weight_NC)[0]
+
+
+class _AddLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sum_TN: Tensor, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TC, weight_NC)
+        return torch.addmm(sum_TN, x_TC, weight_NC.to(x_TC.dtype).T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x_TC, weight_NC = ctx.saved_tensors
+        grad_x = grad_TN @ weight_NC.to(grad_TN.dtype)
+        return grad_TN, grad_x, weight_gradient(grad_TN, x_TC, weight_NC.dtype)
+
+
+def add_linear(sum_TN: Tensor, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
+    """sum + x · weightᵀ, where a CPU need not pass over the product to add it."""
+    if token_parts(x_TC) == 1:
+        return sum_TN + plain_linear(x_TC, weight_NC)
+    result: Tensor = _AddLinear.apply(sum_TN, x_TC, weight_NC)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,183 @@
+/* From the residual stream to attention's operands, as in hotlap/model/inputs.py: the mix with the embedding, its norm, three
+   products, norm and rotation of queries and keys, and the values' mix. */
+
+#include "common.h"
+#include "norms.h"
+
+typedef struct {
+    const float *x, *x0, *residual_mix;   /* (T, C) twice, (2,) */
+    const float *q, *k, *v;               /* weights: (H · D, C), (G · D, C) twice */
+    const float *cos, *sin;               /* (T, D / 2) */
+    const float *value_mix, *mixed_in;    /* (2,), (T, G · D) or NULL */
+    int32_t T, C, H, G, D, chunk_tokens;
+    float epsilon;
+} inputs_t;
+
+/* All but `mixed`, (T, C), head by head: q (H, T, D), k and v (G, T, D). 1 / RMS of mixed (T,), q (H, T), k (G, T). */
+typedef struct { float *mixed, *inverse_rms, *q, *k, *v, *q_inverse_rms, *k_inverse_rms; } operands_t;
+
+/* Floats of a thread's workspace: of a chunk the norms and their gradients, and three matrices of features. */
+int64_t inputs_floats(const inputs_t *in) {
+    return (int64_t)in->chunk_tokens * (2 * in->C + (in->H + 2 * in->G) * in->D);
+}
+
+/* weights · rows of a and b, into `mixed`, and its norm. */
+static void mix_and_norm(const inputs_t *in, int start, int tokens, const operands_t *to, float *normed) {
+    float of_x = in->residual_mix[0], of_x0 = in->residual_mix[1];
+    int C = in->C;
+    for (int i = 0; i < tokens; i++) {
+        int64_t at = (int64_t)(start + i) * C;
+#pragma omp simd
+        for (int c = 0; c < C; c++) to->mixed[at + c] = of_x * in->x[at + c] + of_x0 * in->x0[at + c];
+        to->inverse_rms[start + i] = norm_row(to->mixed + at, NULL, NULL, C, in->epsilon, normed + (int64_t)i * C);
+    }
+}
+
+/* Norm and rotation of features (tokens, heads · D), into out (heads, T, D). */
+static void norm_and_turn(const inputs_t *in, int start, int tokens, int heads, const float *features, float *out,
+                          float *inverse_rms) {
+    int D = in->D, half = D / 2;
+    for (int i = 0; i < tokens; i++)
+        for (int head = 0; head < heads; head++) {
+            int64_t at = (int64_t)head * in->T + start + i;
+            inverse_rms[at] = norm_row(features + ((int64_t)i * heads + head) * D, in->cos + (start + i) * half,
+                                       in->sin + (start + i) * half, D, in->epsilon, out + at * D);
+        }
+}
+
+/* v = value_mix · (features, mixed_in), into out (G, T, D). */
+static void mix_values(const inputs_t *in, int start, int tokens, const float *features, float *out) {
+    int D = in->D, G = in->G;
+    float of_v = in->value_mix[0], of_mixed_in = in->value_mix[1];
+    for (int i = 0; i < tokens; i++)
+        for (int head = 0; head < G; head++) {
+            const float *row = features + ((int64_t)i * G + head) * D;
+            float *to = out + ((int64_t)head * in->T + start + i) * D;
+            if (in->mixed_in) {
+                const float *other = in->mixed_in + ((int64_t)(start + i) * G + head) * D;
+#pragma omp simd
+                for (int d = 0; d < D; d++) to[d] = of_v * row[d] + of_mixed_in * other[d];
+            } else {
+                for (int d = 0; d < D; d++) to[d] = of_v * row[d];
+            }
+        }
+}
+
+/* workspace of num_threads × inputs_floats. */
+void inputs_forward(const inputs_t *in, const operands_t *to, float *workspace, int num_threads) {
+    int C = in->C, HD = in->H * in->D, GD = in->G * in->D;
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
+    for (int thread = 0; thread < num_threads; thread++) {
+        float *normed = workspace + thread * inputs_floats(in), *features = normed + (int64_t)in->chunk_tokens * C;
+        int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;
+        for (int start = first; start < past; start += in->chunk_tokens) {
+            int tokens = least(in->chunk_tokens, past - start);
+            mix_and_norm(in, start, tokens, to, normed);
+            product('N', 'T', tokens, HD, C, 1, normed, C, in->q, C, 0, features, HD);
+            norm_and_turn(in, start, tokens, in->H, features, to->q, to->q_inverse_rms);
+            product('N', 'T', tokens, GD, C, 1, normed, C, in->k, C, 0, features, GD);
+            norm_and_turn(in, start, tokens, in->G, features, to->k, to->k_inverse_rms);
+            product('N', 'T', tokens, GD, C, 1, normed, C, in->v, C, 0, features, GD);
+            mix_values(in, start, tokens, features, to->v);
+        }
+    }
+}
+
+/* Those for the operands, as these lie, and from them those for what inputs_forward was given. */
+typedef struct {
+    const float *mixed, *q, *k, *v;
+    float *x, *x0;          /* (T, C) */
+    float *residual_mix;    /* (T, 2): each token's share */
+    float *weights;         /* (num_threads, (H + 2·G) · D, C): of q, k, v; each thread's share, the first gets the sum.
+                               That of v is what it would be for a value_mix[0] of 1. */
+    float *mixed_in;        /* (T, G · D), or NULL */
+    float *value_mix;       /* (T,): each token's share of that for value_mix[1] */
+} input_gradients_t;
+
+static void norm_and_turn_backward(const inputs_t *in, int start, int tokens, int heads, const float *grad,
+                                   const float *out, const float *inverse_rms, float *features) {
+    int D = in->D, half = D / 2;
+    for (int i = 0; i < tokens; i++)
+        for (int head = 0; head < heads; head++) {
+            int64_t at = (int64_t)head * in->T + start + i;
+            norm_row_backward(grad + at * D, out + at * D, inverse_rms[at], in->cos + (start + i) * half,
+                              in->sin + (start + i) * half, D, features + ((int64_t)i * heads + head) * D);
+        }
+}
+
+/* The gradient for v as it lies with the features of a token side by side, and those for what it was mixed with. */
+static void mix_values_backward(const inputs_t *in, const input_gradients_t *g, int start, int tokens, float *features) {
+    int D = in->D, G = in->G;
+    float of_mixed_in = in->value_mix[1];
+    for (int i = 0; i < tokens; i++) {
+        float along = 0;
+        for (int head = 0; head < G; head++) {
+            const float *from = g->v + ((int64_t)head * in->T + start + i) * D;
+            memcpy(features + ((int64_t)i * G + head) * D, from, sizeof(float) * D);
+            if (!in->mixed_in) continue;
+            int64_t at = ((int64_t)(start + i) * G + head) * D;
+#pragma omp simd reduction(+ : along)
+            for (int d = 0; d < D; d++) {
+                along += from[d] * in->mixed_in[at + d];
+                g->mixed_in[at + d] = of_mixed_in * from[d];
+            }
+        }
+        g->value_mix[start + i] = along;
+    }
+}
+
+/* From those for the norm and for `mixed` itself, those for what was mixed. */
+static void mix_and_norm_backward(const inputs_t *in, const input_gradients_t *g, const operands_t *made, int start,
+                                  int tokens, float *grad_normed, const float *normed) {
+    float of_x = in->residual_mix[0], of_x0 = in->residual_mix[1];
+    int C = in->C;
+    for (int i = 0; i < tokens; i++) {
+        int64_t at = (int64_t)(start + i) * C;
+        float *grad = grad_normed + (int64_t)i * C, along_x = 0, along_x0 = 0;
+        norm_row_backward(grad, normed + (int64_t)i * C, made->inverse_rms[start + i], NULL, NULL, C, grad);
+#pragma omp simd reduction(+ : along_x, along_x0)
+        for (int c = 0; c < C; c++) {
+            float sum = grad[c] + g->mixed[at + c];
+            along_x += sum * in->x[at + c];
+            along_x0 += sum * in->x0[at + c];
+            g->x[at + c] = of_x * sum;
+            g->x0[at + c] = of_x0 * sum;
+        }
+        g->residual_mix[2 * (start + i)] = along_x;
+        g->residual_mix[2 * (start + i) + 1] = along_x0;
+    }
+}
+
+/* `made`: what inputs_forward did. workspace of num_threads × inputs_floats. */
+void inputs_backward(const inputs_t *in, const operands_t *made, const input_gradients_t *g, float *workspace,
+                     int num_threads) {
+    int C = in->C, HD = in->H * in->D, GD = in->G * in->D;
+    int64_t weights = (int64_t)(HD + 2 * GD) * C;
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp for schedule(static, 1)
+        for (int thread = 0; thread < num_threads; thread++) {
+            int64_t chunk = in->chunk_tokens;
+            float *normed = workspace + thread * inputs_floats(in), *grad_normed = normed + chunk * C;
+            float *of_q = grad_normed + chunk * C, *of_k = of_q + chunk * HD, *of_v = of_k + chunk * GD;
+            float *to_q = g->weights + thread * weights, *to_k = to_q + HD * C, *to_v = to_k + GD * C;
+            int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;
+            if (first == past) memset(to_q, 0, weights * sizeof(float));
+            for (int start = first; start < past; start += in->chunk_tokens) {
+                int tokens = least(in->chunk_tokens, past - start), keeps = start > first;
+                norm_and_turn_backward(in, start, tokens, in->H, g->q, made->q, made->q_inverse_rms, of_q);
+                norm_and_turn_backward(in, start, tokens, in->G, g->k, made->k, made->k_inverse_rms, of_k);
+                mix_values_backward(in, g, start, tokens, of_v);
+                scale_rows(made->mixed + (int64_t)start * C, made->inverse_rms + start, tokens, C, normed);
+                product('N', 'N', tokens, C, HD, 1, of_q, HD, in->q, C, 0, grad_normed, C);
+                product('N', 'N', tokens, C, GD, 1, of_k, GD, in->k, C, 1, grad_normed, C);
+                product('N', 'N', tokens, C, GD, in->value_mix[0], of_v, GD, in->v, C, 1, grad_normed, C);
+                product('T', 'N', HD, C, tokens, 1, of_q, HD, normed, C, keeps, to_q, C);
+                product('T', 'N', GD, C, tokens, 1, of_k, GD, normed, C, keeps, to_k, C);
+                product('T', 'N', GD, C, tokens, 1, of_v, GD, normed, C, keeps, to_v, C);
+                mix_and_norm_backward(in, g, made, start, tokens, grad_normed, normed);
+            }
+        }
+        add_up(g->weights, g->weights + weights, num_threads - 1, weights);
+    }
+}

@@ -1,0 +1,133 @@
+"""The kernels from the residual stream to attention's operands, called with tensors.
+
+Shapes: T tokens, C width, H query heads, G key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels.compiled import kernels_take, needed_library, pointer
+from hotlap.kernels.passes import EPSILON
+from hotlap.kernels.shares import pays_to_share
+
+# 128 and 512 take as long, at widths of 128 and 256.
+CHUNK_TOKENS = 256
+
+
+class Given(NamedTuple):
+    """What the operands are made from."""
+
+    x: Tensor  # (T, C)
+    x0: Tensor  # (T, C)
+    residual_mix: Tensor  # (2,)
+    q: Tensor  # weights: (H·D, C)
+    k: Tensor  # (G·D, C)
+    v: Tensor  # (G·D, C)
+    cos: Tensor  # (T, 1, D/2)
+    sin: Tensor  # (T, 1, D/2)
+    value_mix: Tensor  # (2,)
+    mixed_in: Tensor  # (T, G, D), or empty
+
+
+class Made(NamedTuple):
+    """The mixed stream, attention's operands, and 1 / RMS of stream, queries and keys for the backward."""
+
+    mixed: Tensor  # (T, C)
+    inverse_rms: Tensor  # (T,)
+    q: Tensor  # (H, T, D)
+    k: Tensor  # (G, T, D)
+    v: Tensor  # (G, T, D)
+    q_inverse_rms: Tensor  # (H, T)
+    k_inverse_rms: Tensor  # (G, T)
+
+
+class Received(NamedTuple):
+    """The gradients that come back."""
+
+    mixed: Tensor  # (T, C)
+    q: Tensor  # (T, H, D)
+    k: Tensor  # (T, G, D)
+    v: Tensor  # (T, G, D)
+
+
+class _Inputs(ctypes.Structure):
+    """`inputs_t` of inputs.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in Given._fields),
+        *((name, ctypes.c_int32) for name in ("T", "C", "H", "G", "D", "chunk_tokens")),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class _Operands(ctypes.Structure):
+    """`operands_t` of inputs.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in Made._fields)
+
+
+class _Gradients(ctypes.Structure):
+    """`input_gradients_t` of inputs.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (*Received._fields, "x", "x0", "residual_mix", "weights", "mixed_in", "value_mix")
+    )
+
+
+def suits(given: Given) -> bool:
+    """Whether the kernels take such operands and are the faster way."""
+    angles_fit = given.cos.shape == given.sin.shape == (len(given.x), 1, given.cos.shape[2])
+    return angles_fit and pays_to_share(given.x, given.q) and kernels_take(*given)
+
+
+def _structure(given: Given) -> _Inputs:
+    (num_tokens, width), head_dim = given.x.shape, 2 * given.cos.shape[2]
+    assert given.q.shape[1] == given.k.shape[1] == width, f"weights {given.q.shape}, {given.k.shape}"
+    assert given.k.shape == given.v.shape, f"keys by {given.k.shape}, values by {given.v.shape}"
+    features = given.mixed_in.numel()
+    assert features in (0, num_tokens * len(given.v)), f"{given.mixed_in.shape} is mixed in"
+    sizes = (num_tokens, width, len(given.q) // head_dim, len(given.k) // head_dim, head_dim)
+    return _Inputs(*map(pointer, given), *sizes, min(CHUNK_TOKENS, max(1, num_tokens)), EPSILON)
+
+
+def forward(given: Given) -> Made:
+    kernels, threads = needed_library(), torch.get_num_threads()
+    given = Given(*(x.contiguous() for x in given))
+    inputs = _structure(given)
+    queries, keys = (inputs.H, inputs.T, inputs.D), (inputs.G, inputs.T, inputs.D)
+    shapes = (given.x.shape, (inputs.T,), queries, keys, keys, queries[:2], keys[:2])
+    made = Made(*(given.x.new_empty(shape) for shape in shapes))
+    workspace = given.x.new_empty(threads, kernels.inputs_floats(ctypes.byref(inputs)))
+    operands = _Operands(*map(pointer, made))
+    kernels.inputs_forward(ctypes.byref(inputs), ctypes.byref(operands), pointer(workspace), threads)
+    return made
+
+
+def backward(given: Given, made: Made, received: Received) -> Given:
+    """The gradients for what was given; empty ones for the angles."""
+    kernels, threads = needed_library(), torch.get_num_threads()
+    given = Given(*(x.contiguous() for x in given))
+    inputs = _structure(given)
+    # Head by head, as attention's kernels leave them.
+    by_head = [x_THD.transpose(0, 1).contiguous() for x_THD in received[1:]]
+    new_empty = given.x.new_empty
+    x, x0, residual_mix = new_empty(given.x.shape), new_empty(given.x.shape), new_empty(inputs.T, 2)
+    rows = [len(weight) for weight in (given.q, given.k, given.v)]
+    weights = new_empty(threads, sum(rows), inputs.C)
+    mixed_in, of_mixed_in = torch.empty_like(given.mixed_in), new_empty(inputs.T)
+    tensors = (received.mixed.contiguous(), *by_head, x, x0, residual_mix, weights, mixed_in, of_mixed_in)
+    gradients = _Gradients(*map(pointer, tensors))
+    workspace = new_empty(threads, kernels.inputs_floats(ctypes.byref(inputs)))
+    structures = (inputs, _Operands(*map(pointer, made)), gradients)
+    kernels.inputs_backward(*map(ctypes.byref, structures), pointer(workspace), threads)
+    q, k, v = weights[0].split(rows)
+    # The sum of gradient · value over all tokens, which is that of the weight's gradient · weight.
+    value_mix = torch.stack(((v * given.v).sum(), of_mixed_in.sum()))
+    none = new_empty(0)
+    return Given(x, x0, residual_mix.sum(0), q, k, v * given.value_mix[0], none, none, value_mix, mixed_in)

@@ -1,0 +1,79 @@
+"""From the residual stream to attention's operands: everything of a block that comes before its attention.
+
+The stream is mixed with the embedding, normed, and multiplied by three matrices; queries and keys are normed
+again and turned, and values mixed with what is mixed in. One by one, that is a dozen passes over activations.
+Kernels in C, where there are any, take some tokens at a time through all of it. Shapes: T tokens, C width, H
+query heads, G key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotlap.kernels import inputs as kernel
+from hotlap.model.derivatives import first_derivative_only
+from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
+from hotlap.model.products import linears, plain_linear
+from hotlap.model.rotary import Rotation, norm_and_rotate, plain_norm_and_rotate
+
+Operands = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def plain_inputs(
+    x_TC: Tensor,
+    x0_TC: Tensor,
+    residual_mix_2: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    rotation: Rotation,
+    value_mix_2: Tensor,
+    mixed_in_TGD: Tensor | None,
+) -> Operands:
+    """The reference: the mixed stream (T, C), queries (T, H, D), keys and values (T, G, D)."""
+    mixed = plain_mix(residual_mix_2, x_TC, x0_TC)
+    features = (plain_linear(plain_rms_norm(mixed), weight) for weight in weights)
+    q, k, v = (y_TC.unflatten(-1, (-1, 2 * rotation.cos.shape[-1])) for y_TC in features)
+    v = value_mix_2[0] * v if mixed_in_TGD is None else plain_mix(value_mix_2, v, mixed_in_TGD)
+    return mixed, plain_norm_and_rotate(q, rotation), plain_norm_and_rotate(k, rotation), v
+
+
+class _Inputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Operands:
+        made = kernel.forward(kernel.Given(*given))
+        ctx.save_for_backward(*given, *made)
+        return made.mixed, made.q.transpose(0, 1), made.k.transpose(0, 1), made.v.transpose(0, 1)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, *received: Tensor) -> tuple[Tensor | None, ...]:
+        num_given = len(kernel.Given._fields)
+        given = kernel.Given(*ctx.saved_tensors[:num_given])
+        made = kernel.Made(*ctx.saved_tensors[num_given:])
+        gradients = kernel.backward(given, made, kernel.Received(*received))
+        needed = ctx.needs_input_grad
+        return tuple(grad if needs else None for grad, needs in zip(gradients, needed, strict=True))
+
+
+def inputs(
+    x_TC: Tensor,
+    x0_TC: Tensor,
+    residual_mix_2: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    rotation: Rotation,
+    value_mix_2: Tensor,
+    mixed_in_TGD: Tensor | None,
+) -> Operands:
+    """As the plain version. Where kernels made them, a head's queries, keys and values lie together."""
+    mixed_in = x_TC.new_empty(0) if mixed_in_TGD is None else mixed_in_TGD
+    given = kernel.Given(x_TC, x0_TC, residual_mix_2, *weights, *rotation, value_mix_2, mixed_in)
+    if not torch.compiler.is_compiling() and kernel.suits(given):
+        operands: Operands = _Inputs.apply(*given)  # type: ignore[no-untyped-call]
+        return operands
+    mixed = mix(residual_mix_2, x_TC, x0_TC)
+    features = linears(rms_norm(mixed), *weights)
+    q, k, v = (y_TC.unflatten(-1, (-1, 2 * rotation.cos.shape[-1])) for y_TC in features)
+    v = value_mix_2[0] * v if mixed_in_TGD is None else mix(value_mix_2, v, mixed_in_TGD)
+    return mixed, norm_and_rotate(q, rotation), norm_and_rotate(k, rotation), v
