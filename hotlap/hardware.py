@@ -179,7 +179,7 @@ def tune_malloc() -> None:
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def device_name(device: torch.device) -> str:

@@ -165,7 +165,7 @@ def test_an_operand_that_does_not_fit_sends_all_to_pytorch(case) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 300])
 def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads, monkeypatch) -> None:
     torch.set_num_threads(threads)
-    monkeypatch.setattr(mlp, "CHUNK_FEATURES", 192 * 32)
+    monkeypatch.setattr(mlp, "CHUNK_FEATURES", 1)
     monkeypatch.setattr(mlp, "LEAST_CHUNK_TOKENS", 1)
     torch.manual_seed(0)
     operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
@@ -177,11 +177,17 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads,
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "features", "chunk_tokens"),
-    [(8192, 384, 341), (8192, 1024, 256), (8192, 2048, 256), (300, 1024, 150), (0, 1024, 1)],
+    ("num_tokens", "width", "features", "chunk_tokens"),
+    [
+        (8192, 96, 384, 341),
+        (8192, 256, 1024, 256),
+        (8192, 768, 3072, 768),
+        (300, 256, 1024, 150),
+        (0, 256, 1024, 1),
+    ],
 )
-def test_a_chunk_of_the_mlp_is_no_shorter_than_pays(num_tokens, features, chunk_tokens) -> None:
-    assert mlp._chunk_tokens(num_tokens, features, threads=2) == chunk_tokens
+def test_a_chunk_of_the_mlp_is_no_shorter_than_pays(num_tokens, width, features, chunk_tokens) -> None:
+    assert mlp._chunk_tokens(num_tokens, width, features, threads=2) == chunk_tokens
 
 
 @needs_kernels

@@ -2,10 +2,28 @@
 
 #include "common.h"
 #include "norms.h"
+#include "vectors.h"
 
 /* Floats of a thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
 int64_t mlp_floats(int chunk_tokens, int C, int F, int matrices) {
     return (int64_t)chunk_tokens * (C + (int64_t)matrices * F);
+}
+
+/* Of features (count), their ReLU to `hidden`, which only the backward reads, and its square in their own place. */
+static void relu_and_square(float *features, int64_t count, float *hidden) {
+    int64_t at = 0;
+    if ((uintptr_t)hidden % sizeof(vector_t) == 0) {
+        for (; at + LANES <= count; at += LANES) {
+            vector_t x = *(const vector_t *)(features + at), relu = (vector_t)((lanes_t)x & ~(x < 0));
+            stream(hidden + at, relu);
+            *(vector_t *)(features + at) = relu * relu;
+        }
+        end_streams();
+    }
+    for (; at < count; at++) {
+        hidden[at] = features[at] < 0 ? 0 : features[at];
+        features[at] = hidden[at] * hidden[at];
+    }
 }
 
 /* x and y (T, C), expand (F, C), out (C, F). Kept for the backward: inverse_rms (T,) of x, and hidden (T, F):
@@ -15,21 +33,17 @@ void mlp_forward(const float *x, const float *expand, const float *out, int T, i
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
         float *normed = workspace + thread * mlp_floats(chunk_tokens, C, F, 1);
-        float *squares = normed + (int64_t)chunk_tokens * C;
+        float *features = normed + (int64_t)chunk_tokens * C;
         int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
         for (int start = first; start < past; start += chunk_tokens) {
             int tokens = least(chunk_tokens, past - start);
             int64_t at = (int64_t)start * C;
-            float *own = hidden + (int64_t)start * F;
             for (int64_t i = 0; i < tokens; i++)
                 inverse_rms[start + i] = norm_row(x + at + i * C, NULL, NULL, C, epsilon, normed + i * C);
-            product('N', 'T', tokens, F, C, 1, normed, C, expand, C, 0, own, F);
-            for (int64_t f = 0; f < (int64_t)tokens * F; f++) {
-                own[f] = own[f] < 0 ? 0 : own[f];
-                squares[f] = own[f] * own[f];
-            }
+            product('N', 'T', tokens, F, C, 1, normed, C, expand, C, 0, features, F);
+            relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
             memcpy(y + at, x + at, sizeof(float) * tokens * C);
-            product('N', 'T', tokens, C, F, 1, squares, F, out, F, 1, y + at, C);
+            product('N', 'T', tokens, C, F, 1, features, F, out, F, 1, y + at, C);
         }
     }
 }

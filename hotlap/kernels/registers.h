@@ -4,56 +4,18 @@
 #ifndef HOTLAP_REGISTERS_H
 #define HOTLAP_REGISTERS_H
 
-#include <stdint.h>
+#include "vectors.h"
 
 /* As many vectors of sums as there are registers for, beside those of what is added to them: some rows of a few vectors,
    where a row's factor serves all of its vectors, and a vector's all of its rows. */
 #if defined(__AVX512F__)
-enum { LANES = 16, SUMS = 24, MOST_VECTORS = 4 };
+enum { SUMS = 24, MOST_VECTORS = 4 };
 #elif defined(__AVX__)
-enum { LANES = 8, SUMS = 12, MOST_VECTORS = 2 };
+enum { SUMS = 12, MOST_VECTORS = 2 };
 #else
-enum { LANES = 4, SUMS = 24, MOST_VECTORS = 4 };
+enum { SUMS = 24, MOST_VECTORS = 4 };
 #endif
 enum { MOST_ROWS = 12 };
-
-/* LANES numbers at any address. */
-typedef float vector_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-/* to (cols, stride) = factor · from (rows, cols), transposed; cols must be a multiple of LANES. Up to the next such
-   multiple of rows, zeros stand in for those that are missing. */
-static void transpose_in_cache(const float *from, int64_t from_row, int rows, int cols, float factor, float *to,
-                                      int stride) {
-    typedef int32_t lanes_t __attribute__((vector_size(4 * LANES)));
-    for (int i = 0; i < rows; i += LANES)
-        for (int j = 0; j < cols; j += LANES) {
-            vector_t x[LANES];
-#pragma GCC unroll 16
-            for (int r = 0; r < LANES; r++) {
-                x[r] = (vector_t){0};
-                if (i + r < rows) x[r] = factor * *(const vector_t *)(from + (i + r) * from_row + j);
-            }
-            /* Squares of `half` change places across the diagonal of those twice as large. */
-#pragma GCC unroll 4
-            for (int half = 1; half < LANES; half *= 2) {
-                lanes_t upper, lower;
-#pragma GCC unroll 16
-                for (int lane = 0; lane < LANES; lane++) {
-                    upper[lane] = lane & half ? lane - half + LANES : lane;
-                    lower[lane] = lane & half ? lane + LANES : lane + half;
-                }
-#pragma GCC unroll 16
-                for (int r = 0; r < LANES; r++) {
-                    if (r & half) continue;
-                    vector_t above = x[r], below = x[r + half];
-                    x[r] = __builtin_shuffle(above, below, upper);
-                    x[r + half] = __builtin_shuffle(above, below, lower);
-                }
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < LANES; r++) *(vector_t *)(to + (int64_t)(j + r) * stride + i) = x[r];
-        }
-}
 
 /* out (m, n) = alpha · left (m, k) · right (k, n) + beta · base (m, n). Element (i, j) of left is at i · left_row +
    j · left_column; rows of right, and of out and base, lie so far apart. n is a multiple of LANES. */
