@@ -14,7 +14,13 @@ from hotlap.train.header import described_kernels, described_precision
 from tests.kernels_here import needs_kernels, without_kernels
 
 
-def lap_of(recipe: str = "softcap", dtype: torch.dtype = torch.float32, backend: str = "auto", **changes):
+def lap_of(
+    recipe: str = "softcap",
+    dtype: torch.dtype = torch.float32,
+    backend: str = "auto",
+    compiled: str = "off",
+    **changes,
+):
     """What the description looks at, at `nano`; settings with `__` for the dots of their names."""
     named = {name.replace("__", "."): value for name, value in changes.items()}
     config = updated(resolve(recipe, "nano"), {"model.num_layers": 2, **named})
@@ -24,6 +30,7 @@ def lap_of(recipe: str = "softcap", dtype: torch.dtype = torch.float32, backend:
         backend=choose_backend(backend, "cpu"),
         model=build_model(config.model, config.batch.sequence_tokens, dtype),
         dtype=dtype,
+        compiled=SimpleNamespace(mode=compiled),
     )
 
 
@@ -31,13 +38,20 @@ def lap_of(recipe: str = "softcap", dtype: torch.dtype = torch.float32, backend:
 @pytest.mark.parametrize(
     ("lap", "described"),
     [
-        ({}, "in C: attention, MLP, head"),
+        ({}, "in C: attention's inputs, attention, MLP, head"),
+        ({"compiled": "model"}, "in C: attention, MLP, head"),
         ({"dtype": torch.bfloat16}, "in C: attention"),
-        ({"backend": "blocked"}, "in C: MLP, head"),
+        ({"backend": "blocked"}, "in C: attention's inputs, MLP, head"),
         ({"backend": "blocked", "dtype": torch.bfloat16}, "in C: none of attention, MLP, head"),
-        ({"model__width": 768, "model__num_heads": 6}, "in C: attention, head"),
-        ({"model__width": 768, "model__num_heads": 6, "model__vocab_size": 8192}, "in C: attention"),
-        ({"model__softcap": 50.0}, "in C: attention, MLP"),
+        (
+            {"model__width": 768, "model__num_heads": 6, "model__vocab_size": 8192},
+            "in C: attention's inputs, attention, MLP",
+        ),
+        (
+            {"model__width": 1024, "model__num_heads": 8},
+            "in C: attention's inputs, attention, head",
+        ),
+        ({"model__softcap": 50.0}, "in C: attention's inputs, attention, MLP"),
         ({"recipe": "adamw"}, "in C: none of attention, MLP, head"),
     ],
     ids=str,

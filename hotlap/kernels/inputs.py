@@ -80,10 +80,15 @@ class _Gradients(ctypes.Structure):
     )
 
 
+def suits_model(x: Tensor, q: Tensor) -> bool:
+    """As `suits`, by what tells most: the stream and a weight."""
+    return pays_to_share(x, q) and kernels_take(x, q)
+
+
 def suits(given: Given) -> bool:
     """Whether the kernels take such operands and are the faster way."""
     angles_fit = given.cos.shape == given.sin.shape == (len(given.x), 1, given.cos.shape[2])
-    return angles_fit and pays_to_share(given.x, given.q) and kernels_take(*given)
+    return angles_fit and suits_model(given.x, given.q) and kernels_take(*given)
 
 
 def _structure(given: Given) -> _Inputs:

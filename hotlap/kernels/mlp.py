@@ -11,8 +11,8 @@ from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 from hotlap.kernels.passes import EPSILON
 from hotlap.kernels.shares import pays_to_share
 
-# Every chunk of a thread goes through both weights and their gradients: small enough for a cache, or chunks long
-# enough to be worth it. Up to a width of 768 that took 0.96 to 0.98 of PyTorch's time; more was not tried.
+# Every chunk of a thread goes through both weights and their gradients, which fit a cache or are worth it to
+# a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
 MOST_WEIGHTS = 3 * 2**20
 # Of a thread's chunk, so that they stay in its core's cache between the passes.
 CHUNK_FEATURES = 2**17

@@ -8,8 +8,9 @@ import torch
 
 from hotlap import __version__
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
-from hotlap.kernels import mlp, unavailable
+from hotlap.kernels import inputs, mlp, unavailable
 from hotlap.model import GPT, head
+from hotlap.model.block import Attention
 from hotlap.model.mlp import MLP
 from hotlap.train.compilation import sequences_at_once
 from hotlap.train.lap import Lap
@@ -44,7 +45,12 @@ def _parts_in_c(lap: Lap) -> list[str]:
     )
     head_weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
     mlps = [module for module in model.modules() if isinstance(module, MLP)]
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    is_eager = lap.compiled.mode == "off"  # a compiler fuses what makes attention's inputs by itself
     parts = {
+        "attention's inputs": bool(attentions)
+        and is_eager
+        and inputs.suits_model(x_TC, attentions[0].q.weight),
         "attention": lap.backend.name == "native" and config.attention.window_unit != "unlimited",
         "MLP": bool(mlps) and mlp.suits(x_TC, mlps[0].expand.weight, mlps[0].out.weight),
         "head": head.runs_in_c(x_TC, head_weight, model.config.softcap),
