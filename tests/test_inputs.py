@@ -12,7 +12,21 @@ from tests.kernels_here import needs_kernels, without_kernels
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 4, 2, 12, 20
 TOLERANCE = 3e-6  # of float32
-NAMES = ("mixed", "q", "k", "v", "x", "x0", "residual mix", "of q", "of k", "of v", "value mix", "mixed in")
+NAMES = (
+    "mixed",
+    "q",
+    "k",
+    "v",
+    "x0 again",
+    "x",
+    "x0",
+    "residual mix",
+    "of q",
+    "of k",
+    "of v",
+    "value mix",
+    "mixed in",
+)
 
 
 def operands(num_tokens: int) -> list[Tensor]:
@@ -64,6 +78,19 @@ def test_kernels_agree_with_plain(num_tokens, threads, mixes_in, shared_however_
 
 
 @needs_kernels
+@pytest.mark.parametrize("used", range(5))
+def test_a_result_that_nobody_uses_has_no_gradient(used, shared_however_few) -> None:
+    gradients = []
+    for function, dtype in ((inputs, torch.float32), (plain_inputs, torch.float64)):
+        given = [operand.to(dtype).requires_grad_() for operand in operands(300)]
+        result = call(function, given, mixes_in=True)[used]
+        grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        gradients.append(torch.autograd.grad(result, given, grad, allow_unused=True, materialize_grads=True))
+    for name, ours, oracle in zip(NAMES[5:], *gradients, strict=True):
+        assert (ours - oracle).abs().max() <= TOLERANCE * max(1.0, oracle.abs().max().item()), name
+
+
+@needs_kernels
 def test_the_same_call_gives_the_same_bits(shared_however_few) -> None:
     torch.set_num_threads(3)
     once, twice = (results_and_gradients(inputs, 300, torch.float32) for _ in range(2))
@@ -94,7 +121,7 @@ def test_a_compiler_sees_what_it_can_compile() -> None:
 
 @needs_kernels
 def test_a_head_lies_together_in_memory_where_kernels_made_it() -> None:
-    _, *heads = call(inputs, operands(600), mixes_in=True)
+    _, *heads, _ = call(inputs, operands(600), mixes_in=True)
     assert all(x_THD.transpose(0, 1).is_contiguous() for x_THD in heads)
 
 
@@ -124,6 +151,6 @@ def test_one_token_that_is_not_a_number_spoils_no_other() -> None:
     given = operands(600)
     given[0][3, 0] = float("nan")
     others = [token for token in range(600) if token != 3]
-    for result in call(inputs, given, mixes_in=True):
+    for result in call(inputs, given, mixes_in=True)[:4]:
         assert result[3].isnan().any()
         assert result[others].isfinite().all()

@@ -86,6 +86,7 @@ void inputs_forward(const inputs_t *in, const operands_t *to, float *workspace, 
 /* Those for the operands, as these lie, and from them those for what inputs_forward was given. */
 typedef struct {
     const float *mixed, *q, *k, *v;
+    const float *later_x0;  /* (T, C): what was made of x0 after this; NULL for nothing */
     float *x, *x0;          /* (T, C) */
     float *residual_mix;    /* (T, 2): each token's share */
     float *weights;         /* (num_threads, (H + 2·G) · D, C): of q, k, v; each thread's share, the first gets the sum.
@@ -141,7 +142,7 @@ static void mix_and_norm_backward(const inputs_t *in, const input_gradients_t *g
             along_x += sum * in->x[at + c];
             along_x0 += sum * in->x0[at + c];
             g->x[at + c] = of_x * sum;
-            g->x0[at + c] = of_x0 * sum;
+            g->x0[at + c] = of_x0 * sum + (g->later_x0 ? g->later_x0[at + c] : 0);
         }
         g->residual_mix[2 * (start + i)] = along_x;
         g->residual_mix[2 * (start + i) + 1] = along_x0;

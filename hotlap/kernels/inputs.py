@@ -53,6 +53,7 @@ class Received(NamedTuple):
     q: Tensor  # (T, H, D)
     k: Tensor  # (T, G, D)
     v: Tensor  # (T, G, D)
+    later_x0: Tensor  # (T, C), for x0 as it goes on to later layers; or empty
 
 
 class _Inputs(ctypes.Structure):
@@ -120,14 +121,14 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     given = Given(*(x.contiguous() for x in given))
     inputs = _structure(given)
     # Head by head, as attention's kernels leave them.
-    by_head = [x_THD.transpose(0, 1).contiguous() for x_THD in received[1:]]
+    by_head = [x_THD.transpose(0, 1).contiguous() for x_THD in (received.q, received.k, received.v)]
     new_empty = given.x.new_empty
     x, x0, residual_mix = new_empty(given.x.shape), new_empty(given.x.shape), new_empty(inputs.T, 2)
     rows = [len(weight) for weight in (given.q, given.k, given.v)]
     weights = new_empty(threads, sum(rows), inputs.C)
     mixed_in, of_mixed_in = torch.empty_like(given.mixed_in), new_empty(inputs.T)
-    tensors = (received.mixed.contiguous(), *by_head, x, x0, residual_mix, weights, mixed_in, of_mixed_in)
-    gradients = _Gradients(*map(pointer, tensors))
+    came = (received.mixed.contiguous(), *by_head, received.later_x0.contiguous())
+    gradients = _Gradients(*map(pointer, (*came, x, x0, residual_mix, weights, mixed_in, of_mixed_in)))
     workspace = new_empty(threads, kernels.inputs_floats(ctypes.byref(inputs)))
     structures = (inputs, _Operands(*map(pointer, made)), gradients)
     kernels.inputs_backward(*map(ctypes.byref, structures), pointer(workspace), threads)

@@ -55,14 +55,16 @@ class Attention(nn.Module):
         mixed_in: Tensor | None,
         rotation: Rotation,
         plan: AttentionPlan,
-    ) -> tuple[Tensor, Tensor]:
-        """x mixed with x0, with the attention's output added, (T, C); and its values (T, G, D)."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x mixed with x0, with the attention's output added, (T, C); its values (T, G, D); and x0."""
         weights = (self.q.weight, self.k.weight, self.v.weight)
         mixed_in = None if mixed_in is None else mixed_in.to(x_TC.dtype)
         value_mix_2 = self.value_weights(x_TC, alone=mixed_in is None)
-        mixed_TC, q, k, v = inputs(x_TC, x0_TC, residual_mix_2, weights, rotation, value_mix_2, mixed_in)
+        mixed_TC, q, k, v, x0_TC = inputs(
+            x_TC, x0_TC, residual_mix_2, weights, rotation, value_mix_2, mixed_in
+        )
         y_THD = plan.attend(q, k, v, self.head_dim**-0.5)
-        return add_linear(mixed_TC, y_THD.flatten(-2), self.out.weight), v
+        return add_linear(mixed_TC, y_THD.flatten(-2), self.out.weight), v, x0_TC
 
     def value_weights(self, x_TC: Tensor, *, alone: bool) -> Tensor:
         """What the values, and those mixed in, are multiplied by; (2,)."""
@@ -86,9 +88,12 @@ class Block(nn.Module):
 
     def forward(
         self, x: Tensor, x0: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
-    ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream after the block, and the values of its attention (None without attention)."""
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The stream after the block, the values of its attention (None without attention), and x0 as it was.
+
+        Later blocks are to take the x0 that comes back (see `inputs`).
+        """
         if self.attention is None:
-            return self.mlp(mix(self.residual_mix, x, x0)), None
-        x, values = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
-        return self.mlp(x), values
+            return self.mlp(mix(self.residual_mix, x, x0)), None, x0
+        x, values, x0 = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
+        return self.mlp(x), values, x0

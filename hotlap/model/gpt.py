@@ -76,7 +76,7 @@ class GPT(nn.Module):
             if layer >= first_decoder:
                 skip_weight = self.skip_weights[layer - first_decoder, None]
                 x = mix(F.pad(skip_weight, (1, 0), value=1.0), x, encoder_outputs.pop())
-            x, values = block(x, x0, mixed_in[layer], rotation, plans[layer])
+            x, values, x0 = block(x, x0, mixed_in[layer], rotation, plans[layer])
             if self.config.values == "first-layer" and layer == 0:
                 mixed_in = [values] * self.config.num_layers
             if layer < self.num_skips:

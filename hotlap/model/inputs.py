@@ -19,7 +19,7 @@ from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.products import linears, plain_linear
 from hotlap.model.rotary import Rotation, norm_and_rotate, plain_norm_and_rotate
 
-Operands = tuple[Tensor, Tensor, Tensor, Tensor]
+Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def plain_inputs(
@@ -31,12 +31,12 @@ def plain_inputs(
     value_mix_2: Tensor,
     mixed_in_TGD: Tensor | None,
 ) -> Operands:
-    """The reference: the mixed stream (T, C), queries (T, H, D), keys and values (T, G, D)."""
+    """The reference: the mixed stream (T, C), queries (T, H, D), keys and values (T, G, D), and x0 itself."""
     mixed = plain_mix(residual_mix_2, x_TC, x0_TC)
     features = (plain_linear(plain_rms_norm(mixed), weight) for weight in weights)
     q, k, v = (y_TC.unflatten(-1, (-1, 2 * rotation.cos.shape[-1])) for y_TC in features)
     v = value_mix_2[0] * v if mixed_in_TGD is None else plain_mix(value_mix_2, v, mixed_in_TGD)
-    return mixed, plain_norm_and_rotate(q, rotation), plain_norm_and_rotate(k, rotation), v
+    return mixed, plain_norm_and_rotate(q, rotation), plain_norm_and_rotate(k, rotation), v, x0_TC
 
 
 class _Inputs(torch.autograd.Function):
@@ -44,15 +44,25 @@ class _Inputs(torch.autograd.Function):
     def forward(ctx: Any, *given: Tensor) -> Operands:
         made = kernel.forward(kernel.Given(*given))
         ctx.save_for_backward(*given, *made)
-        return made.mixed, made.q.transpose(0, 1), made.k.transpose(0, 1), made.v.transpose(0, 1)
+        # The last layer's x0 goes nowhere; no gradient is then none, and not zeros.
+        ctx.set_materialize_grads(False)
+        q, k, v = (x_HTD.transpose(0, 1) for x_HTD in (made.q, made.k, made.v))
+        return made.mixed, q, k, v, given[1]
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, *received: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *received: Tensor | None) -> tuple[Tensor | None, ...]:
         num_given = len(kernel.Given._fields)
         given = kernel.Given(*ctx.saved_tensors[:num_given])
         made = kernel.Made(*ctx.saved_tensors[num_given:])
-        gradients = kernel.backward(given, made, kernel.Received(*received))
+        *of_operands, later_x0 = received
+        q, k, v = (x_HTD.transpose(0, 1) for x_HTD in (made.q, made.k, made.v))
+        mixed, q, k, v = (
+            torch.zeros_like(operand) if grad is None else grad
+            for grad, operand in zip(of_operands, (made.mixed, q, k, v), strict=True)
+        )
+        later_x0 = given.x0.new_empty(0) if later_x0 is None else later_x0
+        gradients = kernel.backward(given, made, kernel.Received(mixed, q, k, v, later_x0))
         needed = ctx.needs_input_grad
         return tuple(grad if needs else None for grad, needs in zip(gradients, needed, strict=True))
 
@@ -66,7 +76,11 @@ def inputs(
     value_mix_2: Tensor,
     mixed_in_TGD: Tensor | None,
 ) -> Operands:
-    """As the plain version. Where kernels made them, a head's queries, keys and values lie together."""
+    """As the plain version. Where kernels made them, a head's queries, keys and values lie together.
+
+    Whoever goes on with the x0 that comes back, and not with that which was given, lets the gradients that it
+    gets from many layers be added up on the way, without a pass for each.
+    """
     mixed_in = x_TC.new_empty(0) if mixed_in_TGD is None else mixed_in_TGD
     given = kernel.Given(x_TC, x0_TC, residual_mix_2, *weights, *rotation, value_mix_2, mixed_in)
     if not torch.compiler.is_compiling() and kernel.suits(given):
@@ -76,4 +90,4 @@ def inputs(
     features = linears(rms_norm(mixed), *weights)
     q, k, v = (y_TC.unflatten(-1, (-1, 2 * rotation.cos.shape[-1])) for y_TC in features)
     v = value_mix_2[0] * v if mixed_in_TGD is None else mix(value_mix_2, v, mixed_in_TGD)
-    return mixed, norm_and_rotate(q, rotation), norm_and_rotate(k, rotation), v
+    return mixed, norm_and_rotate(q, rotation), norm_and_rotate(k, rotation), v, x0_TC
