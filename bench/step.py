@@ -36,7 +36,7 @@ from hotlap.train.metrics import matmul_flops_per_token
 
 CPU = torch.device("cpu")
 FEWEST_STEPS = 3
-SECONDS_A_ROW = 6
+SECONDS_A_ROW = 10
 # size: (heads, tokens, vocabulary, window in blocks)
 SIZES = {
     "6x128": (2, 8192, 4096, 4),

@@ -87,7 +87,8 @@ def test_a_result_that_nobody_uses_has_no_gradient(used, shared_however_few) -> 
         grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
         gradients.append(torch.autograd.grad(result, given, grad, allow_unused=True, materialize_grads=True))
     for name, ours, oracle in zip(NAMES[5:], *gradients, strict=True):
-        assert (ours - oracle).abs().max() <= TOLERANCE * max(1.0, oracle.abs().max().item()), name
+        # Of the mixes, sums of thousands of terms that nearly cancel.
+        assert (ours - oracle).abs().max() <= 1e-5 * max(1.0, oracle.abs().max().item()), name
 
 
 @needs_kernels
