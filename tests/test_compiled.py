@@ -1,9 +1,12 @@
 """Compiling the kernels in C: what is kept and found again, which compilers are taken, and doing without."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.kernels_here import needs_kernels
 
@@ -81,3 +84,21 @@ def test_a_damaged_file_is_compiled_once_more(tmp_path) -> None:
 def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a directory should be")
     assert "Not a directory" in asked(tmp_path) or "File exists" in asked(tmp_path)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of a compiler for x86-64")
+@pytest.mark.parametrize(("option", "most_lanes"), [("-mno-avx512f", 8), ("-mno-avx", 4)])
+def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lanes) -> None:
+    environment = {**os.environ, "CC": f"{os.environ.get('CC', 'cc')} {option}", "OMP_NUM_THREADS": "1"}
+    lanes = "from hotlap.kernels.compiled import needed_library; print(needed_library().attention_lanes())"
+    names = ("native", "inputs", "kernels", "newton_schulz", "row_rms")
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    found, tested = (
+        subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+        for words in (["-c", lanes], tests)
+    )
+    assert int(found.stdout) <= most_lanes, found.stderr
+    assert tested.returncode == 0, tested.stdout[-3000:]

@@ -86,7 +86,9 @@ def loss_and_gradients(
     num_tokens, vocabulary = len(x), len(weight)
     weight_used = weight.to(x.dtype)
     grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
-    grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_grad else x.new_empty(0, dtype=dtype)
+    # Zeros only for no tokens: the first chunk writes it.
+    new_weight = torch.empty_like if num_tokens else torch.zeros_like
+    grad_weight = new_weight(weight, dtype=dtype) if needs_grad else x.new_empty(0, dtype=dtype)
     total = x.new_zeros((), dtype=dtype)
     passes_in_c = _is_unshifted(softcap) and kernels_take(total)
     if passes_in_c:
@@ -116,7 +118,7 @@ def loss_and_gradients(
             grad_used = grad_logits.to(x.dtype)
             grad_x[start : start + chunk_tokens] = (grad_used @ weight_used).mul_(row_scale_c1)
             # The row's scale goes to the narrow operand, a pass over c×C instead of c×V.
-            _accumulate(grad_weight, grad_used.T, (x_cC * row_scale_c1).to(x.dtype))
+            _accumulate(grad_weight, grad_used.T, (x_cC * row_scale_c1).to(x.dtype), is_first=start == 0)
     return total * factor, grad_x, grad_weight.to(weight.dtype)
 
 
@@ -165,9 +167,11 @@ def _matmul_into(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None
         out.copy_(left @ right).mul_(scale)
 
 
-def _accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
+def _accumulate(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
     if left.dtype == out.dtype:
-        out.addmm_(left, right)
+        out.addmm_(left, right, beta=0 if is_first else 1)
+    elif is_first:
+        out.copy_(left @ right)
     else:
         out.add_(left @ right)
 

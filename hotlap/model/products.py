@@ -89,7 +89,7 @@ class _AddLinear(torch.autograd.Function):
 
 def add_linear(sum_TN: Tensor, x_TC: Tensor, weight_NC: Tensor) -> Tensor:
     """sum + x · weightᵀ, where a CPU need not pass over the product to add it."""
-    if token_parts(x_TC) == 1:
+    if x_TC.device.type != "cpu":
         return sum_TN + plain_linear(x_TC, weight_NC)
     result: Tensor = _AddLinear.apply(sum_TN, x_TC, weight_NC)  # type: ignore[no-untyped-call]
     return result
