@@ -179,7 +179,9 @@ def tune_malloc() -> None:
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, -1)
+        mallopt(
+            M_TRIM_THRESHOLD, -1
+        )  # never: any number of bytes is at most 2 GiB, and large models free more
 
 
 def device_name(device: torch.device) -> str:

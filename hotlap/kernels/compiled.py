@@ -1,10 +1,10 @@
 """Kernels in C for float32 on a CPU, compiled when first needed, or the reason why there are none.
 
-They take what PyTorch's own operators cannot keep in a core's cache: attention, the MLP and the head, from
-the first product to the last, norms and mixes in one pass, Newton-Schulz a matrix at a time, and the rows of
-a table. The compiler needs a second and no headers but its own; what it made is kept in the cache, one file
-for each kind of processor. Nothing depends on it: without gcc, with another BLAS, or with HOTLAP_NATIVE=off
-the same is computed in PyTorch, and a run's header says which.
+They take what PyTorch's own operators cannot keep in a core's cache: attention and what comes before it, the
+MLP and the head, from the first product to the last, norms and mixes in one pass, Newton-Schulz a matrix at a
+time, and steps of Muon and of a table. The compiler needs a few seconds and no headers but its own; what it
+made is kept in the cache, one file for each kind of processor. Nothing depends on it: without gcc, with
+another BLAS, or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ int64_t inputs_floats(const inputs_t *in) {
     return (int64_t)in->chunk_tokens * (2 * in->C + (in->H + 2 * in->G) * in->D);
 }
 
-/* weights · rows of a and b, into `mixed`, and its norm. */
+/* x and x0, weighted, into `mixed`; and its norm. */
 static void mix_and_norm(const inputs_t *in, int start, int tokens, const operands_t *to, float *normed) {
     float of_x = in->residual_mix[0], of_x0 = in->residual_mix[1];
     int C = in->C;
