@@ -19,7 +19,7 @@ static const float LOG2_E = 1.4426950408889634f;
 typedef void sgemm_t(const char *, const char *, const int *, const int *, const int *, const float *,
                      const float *, const int *, const float *, const int *, const float *, float *,
                      const int *);
-extern sgemm_t *sgemm; /* handed in by set_sgemm */
+extern sgemm_t *sgemm; /* handed in by set_blas */
 
 /* out (m, n) = alpha · left (m, k) · right (k, n) + beta · out. 'T': that operand lies transposed. BLAS counts by
    columns, where each of these matrices is its transpose: so the operands change places. */

@@ -34,9 +34,11 @@ FLAGS = (
 )  # fmt: skip
 # Functions that return numbers of floats.
 WORKSPACE_SIZES = (
-    "attention_forward_floats", "attention_backward_floats", "head_floats", "inputs_floats",
-    "mlp_floats", "newton_schulz_floats",
+    "attention_forward_floats", "attention_backward_floats", "head_floats", "inputs_forward_floats",
+    "inputs_backward_floats", "mlp_forward_floats", "mlp_backward_floats", "newton_schulz_floats",
 )  # fmt: skip
+# Of Intel's BLAS, beside what every BLAS has.
+PACKING = ("cblas_sgemm_pack_get_size", "cblas_sgemm_pack", "cblas_sgemm_compute")
 COMPILE_SECONDS = 60
 SWITCH = "HOTLAP_NATIVE"
 
@@ -82,24 +84,27 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         if os.environ.get(SWITCH) == "off":
             raise _UnavailableError(f"{SWITCH}=off")
-        sgemm = _torch_sgemm()
+        blas = _torch_blas()
         loaded = _loaded()
     except (_UnavailableError, OSError) as reason:
         return None, str(reason)
     for name in WORKSPACE_SIZES:
         getattr(loaded, name).restype = ctypes.c_int64
-    loaded.set_sgemm(sgemm)
+    loaded.set_blas(*blas)
     return loaded, None
 
 
-def _torch_sgemm() -> ctypes.c_void_p:
-    """The address of torch's own product: one BLAS, and one set of threads, in the process."""
+def _torch_blas() -> list[ctypes.c_void_p]:
+    """What `set_blas` takes, of torch's own BLAS: one BLAS, and one set of threads, in the process."""
     directory = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         if (directory / name).exists():
-            found = getattr(ctypes.CDLL(str(directory / name)), "sgemm_", None)
-            if found is not None:
-                return ctypes.cast(found, ctypes.c_void_p)
+            found = ctypes.CDLL(str(directory / name))
+            if hasattr(found, "sgemm_"):
+                packing = PACKING if all(hasattr(found, function) for function in PACKING) else ()
+                functions = [getattr(found, function) for function in ("sgemm_", *packing)]
+                missing = [None] * (len(PACKING) - len(packing))
+                return [ctypes.cast(function, ctypes.c_void_p) for function in (*functions, *missing)]
     raise _UnavailableError("no BLAS in torch that could be called")
 
 

@@ -1,8 +1,13 @@
 /* The softcapped head and its loss, as in hotlap/model/head.py. */
 
 #include "common.h"
+#include "weights.h"
 
-int64_t head_floats(int chunk_tokens, int C, int V) { return (int64_t)chunk_tokens * (V + C + 1); }
+static int64_t floats_a_thread(int chunk_tokens, int C, int V) { return (int64_t)chunk_tokens * (V + C + 1); }
+
+int64_t head_floats(int chunk_tokens, int C, int V, int num_threads) {
+    return packed_floats(V, C, chunk_tokens) + num_threads * floats_a_thread(chunk_tokens, C, V);
+}
 
 /* r = (1 - tanh(z / s)) / 2 for x = -2·log2(e)·z / s. */
 static inline float r_of(float x) {
@@ -29,16 +34,18 @@ static float head_row(float *row, int V, int target, float softcap, float *loss)
 
 /* x (T, C), weight (V, C). losses (T,): unscaled. Where grad_x (T, C) is not NULL, it and grad_weight (V, C) become
    the gradients of factor · Σ losses; grad_weights (num_threads - 1, V, C) is for the other threads' shares.
-   workspace of num_threads × head_floats. */
+   workspace of head_floats. */
 void head(const float *x, const float *weight, const int64_t *targets, int T, int C, int V, float softcap,
           float factor, int chunk_tokens, float *losses, float *grad_x, float *grad_weight, float *grad_weights,
           float *workspace, int num_threads) {
     int64_t weights = (int64_t)V * C;
+    const weight_t of_logits = weight_in(&workspace, weight, V, C, -2 * LOG2_E / softcap, chunk_tokens);
 #pragma omp parallel num_threads(num_threads)
     {
+        pack_weights(&of_logits, 1);
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
-            float *logits = workspace + thread * head_floats(chunk_tokens, C, V);
+            float *logits = workspace + thread * floats_a_thread(chunk_tokens, C, V);
             float *scaled_x = logits + (int64_t)chunk_tokens * V, *row_scales = scaled_x + (int64_t)chunk_tokens * C;
             float *share = thread ? grad_weights + (thread - 1) * weights : grad_weight;
             int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
@@ -46,7 +53,7 @@ void head(const float *x, const float *weight, const int64_t *targets, int T, in
             for (int start = first; start < past; start += chunk_tokens) {
                 int tokens = least(chunk_tokens, past - start);
                 const float *x_chunk = x + (int64_t)start * C;
-                product('N', 'T', tokens, V, C, -2 * LOG2_E / softcap, x_chunk, C, weight, C, 0, logits, V);
+                times_weight(&of_logits, tokens, x_chunk, 0, logits);
                 for (int i = 0; i < tokens; i++)
                     row_scales[i] = factor * head_row(logits + (int64_t)i * V, V, (int)targets[start + i],
                                                       softcap, losses + start + i);

@@ -41,7 +41,7 @@ def loss_and_gradients(
     grad_x = x.new_empty(x.shape if needs_grad else 0)
     grad_weight = x.new_empty(weight.shape if needs_grad else 0)
     grad_weights = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
-    workspace = x.new_empty(threads, kernels.head_floats(chunk_tokens, width, vocabulary))
+    workspace = x.new_empty(kernels.head_floats(chunk_tokens, width, vocabulary, threads))
     kernels.head(
         *(pointer(operand) for operand in (x, weight, targets)),
         *(num_tokens, width, vocabulary),

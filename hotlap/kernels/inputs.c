@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "norms.h"
+#include "weights.h"
 
 typedef struct {
     const float *x, *x0, *residual_mix;   /* (T, C) twice, (2,) */
@@ -16,10 +17,17 @@ typedef struct {
 /* All but `mixed`, (T, C), head by head: q (H, T, D), k and v (G, T, D). 1 / RMS of mixed (T,), q (H, T), k (G, T). */
 typedef struct { float *mixed, *inverse_rms, *q, *k, *v, *q_inverse_rms, *k_inverse_rms; } operands_t;
 
-/* Floats of a thread's workspace: of a chunk the norms and their gradients, and three matrices of features. */
-int64_t inputs_floats(const inputs_t *in) {
+/* A thread's workspace: of a chunk the norms and their gradients, and three matrices of features. */
+static int64_t floats_a_thread(const inputs_t *in) {
     return (int64_t)in->chunk_tokens * (2 * in->C + (in->H + 2 * in->G) * in->D);
 }
+
+int64_t inputs_forward_floats(const inputs_t *in, int num_threads) {
+    return packed_floats(in->H * in->D, in->C, in->chunk_tokens) +
+           2 * packed_floats(in->G * in->D, in->C, in->chunk_tokens) + num_threads * floats_a_thread(in);
+}
+
+int64_t inputs_backward_floats(const inputs_t *in, int num_threads) { return num_threads * floats_a_thread(in); }
 
 /* x and x0, weighted, into `mixed`; and its norm. */
 static void mix_and_norm(const inputs_t *in, int start, int tokens, const operands_t *to, float *normed) {
@@ -63,22 +71,29 @@ static void mix_values(const inputs_t *in, int start, int tokens, const float *f
         }
 }
 
-/* workspace of num_threads × inputs_floats. */
+/* workspace of inputs_forward_floats. */
 void inputs_forward(const inputs_t *in, const operands_t *to, float *workspace, int num_threads) {
-    int C = in->C, HD = in->H * in->D, GD = in->G * in->D;
-#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
-    for (int thread = 0; thread < num_threads; thread++) {
-        float *normed = workspace + thread * inputs_floats(in), *features = normed + (int64_t)in->chunk_tokens * C;
-        int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;
-        for (int start = first; start < past; start += in->chunk_tokens) {
-            int tokens = least(in->chunk_tokens, past - start);
-            mix_and_norm(in, start, tokens, to, normed);
-            product('N', 'T', tokens, HD, C, 1, normed, C, in->q, C, 0, features, HD);
-            norm_and_turn(in, start, tokens, in->H, features, to->q, to->q_inverse_rms);
-            product('N', 'T', tokens, GD, C, 1, normed, C, in->k, C, 0, features, GD);
-            norm_and_turn(in, start, tokens, in->G, features, to->k, to->k_inverse_rms);
-            product('N', 'T', tokens, GD, C, 1, normed, C, in->v, C, 0, features, GD);
-            mix_values(in, start, tokens, features, to->v);
+    int C = in->C, chunk_tokens = in->chunk_tokens;
+    const weight_t weights[] = {weight_in(&workspace, in->q, in->H * in->D, C, 1, chunk_tokens),
+                                weight_in(&workspace, in->k, in->G * in->D, C, 1, chunk_tokens),
+                                weight_in(&workspace, in->v, in->G * in->D, C, 1, chunk_tokens)};
+#pragma omp parallel num_threads(num_threads)
+    {
+        pack_weights(weights, 3);
+#pragma omp for schedule(static, 1)
+        for (int thread = 0; thread < num_threads; thread++) {
+            float *normed = workspace + thread * floats_a_thread(in), *features = normed + (int64_t)chunk_tokens * C;
+            int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;
+            for (int start = first; start < past; start += chunk_tokens) {
+                int tokens = least(chunk_tokens, past - start);
+                mix_and_norm(in, start, tokens, to, normed);
+                times_weight(&weights[0], tokens, normed, 0, features);
+                norm_and_turn(in, start, tokens, in->H, features, to->q, to->q_inverse_rms);
+                times_weight(&weights[1], tokens, normed, 0, features);
+                norm_and_turn(in, start, tokens, in->G, features, to->k, to->k_inverse_rms);
+                times_weight(&weights[2], tokens, normed, 0, features);
+                mix_values(in, start, tokens, features, to->v);
+            }
         }
     }
 }
@@ -149,7 +164,7 @@ static void mix_and_norm_backward(const inputs_t *in, const input_gradients_t *g
     }
 }
 
-/* `made`: what inputs_forward did. workspace of num_threads × inputs_floats. */
+/* `made`: what inputs_forward did. workspace of inputs_backward_floats. */
 void inputs_backward(const inputs_t *in, const operands_t *made, const input_gradients_t *g, float *workspace,
                      int num_threads) {
     int C = in->C, HD = in->H * in->D, GD = in->G * in->D;
@@ -159,7 +174,7 @@ void inputs_backward(const inputs_t *in, const operands_t *made, const input_gra
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
             int64_t chunk = in->chunk_tokens;
-            float *normed = workspace + thread * inputs_floats(in), *grad_normed = normed + chunk * C;
+            float *normed = workspace + thread * floats_a_thread(in), *grad_normed = normed + chunk * C;
             float *of_q = grad_normed + chunk * C, *of_k = of_q + chunk * HD, *of_v = of_k + chunk * GD;
             float *to_q = g->weights + thread * weights, *to_k = to_q + HD * C, *to_v = to_k + GD * C;
             int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;

@@ -109,7 +109,7 @@ def forward(given: Given) -> Made:
     queries, keys = (inputs.H, inputs.T, inputs.D), (inputs.G, inputs.T, inputs.D)
     shapes = (given.x.shape, (inputs.T,), queries, keys, keys, queries[:2], keys[:2])
     made = Made(*(given.x.new_empty(shape) for shape in shapes))
-    workspace = given.x.new_empty(threads, kernels.inputs_floats(ctypes.byref(inputs)))
+    workspace = given.x.new_empty(kernels.inputs_forward_floats(ctypes.byref(inputs), threads))
     operands = _Operands(*map(pointer, made))
     kernels.inputs_forward(ctypes.byref(inputs), ctypes.byref(operands), pointer(workspace), threads)
     return made
@@ -129,7 +129,7 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     mixed_in, of_mixed_in = torch.empty_like(given.mixed_in), new_empty(inputs.T)
     came = (received.mixed.contiguous(), *by_head, received.later_x0.contiguous())
     gradients = _Gradients(*map(pointer, (*came, x, x0, residual_mix, weights, mixed_in, of_mixed_in)))
-    workspace = new_empty(threads, kernels.inputs_floats(ctypes.byref(inputs)))
+    workspace = new_empty(kernels.inputs_backward_floats(ctypes.byref(inputs), threads))
     structures = (inputs, _Operands(*map(pointer, made)), gradients)
     kernels.inputs_backward(*map(ctypes.byref, structures), pointer(workspace), threads)
     q, k, v = weights[0].split(rows)

@@ -3,10 +3,20 @@
 #include "common.h"
 #include "norms.h"
 #include "vectors.h"
+#include "weights.h"
 
-/* Floats of a thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
-int64_t mlp_floats(int chunk_tokens, int C, int F, int matrices) {
+/* A thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
+static int64_t floats_a_thread(int chunk_tokens, int C, int F, int matrices) {
     return (int64_t)chunk_tokens * (C + (int64_t)matrices * F);
+}
+
+int64_t mlp_forward_floats(int chunk_tokens, int C, int F, int num_threads) {
+    return packed_floats(F, C, chunk_tokens) + packed_floats(C, F, chunk_tokens) +
+           num_threads * floats_a_thread(chunk_tokens, C, F, 1);
+}
+
+int64_t mlp_backward_floats(int chunk_tokens, int C, int F, int num_threads) {
+    return num_threads * floats_a_thread(chunk_tokens, C, F, 2);
 }
 
 /* Of features (count), their ReLU to `hidden`, which only the backward reads, and its square in their own place. */
@@ -27,23 +37,29 @@ static void relu_and_square(float *features, int64_t count, float *hidden) {
 }
 
 /* x and y (T, C), expand (F, C), out (C, F). Kept for the backward: inverse_rms (T,) of x, and hidden (T, F):
-   relu(norm(x) · expandᵀ). workspace of num_threads × mlp_floats, with one matrix. */
+   relu(norm(x) · expandᵀ). workspace of mlp_forward_floats. */
 void mlp_forward(const float *x, const float *expand, const float *out, int T, int C, int F, int chunk_tokens,
                  float epsilon, float *y, float *inverse_rms, float *hidden, float *workspace, int num_threads) {
-#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
-    for (int thread = 0; thread < num_threads; thread++) {
-        float *normed = workspace + thread * mlp_floats(chunk_tokens, C, F, 1);
-        float *features = normed + (int64_t)chunk_tokens * C;
-        int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
-        for (int start = first; start < past; start += chunk_tokens) {
-            int tokens = least(chunk_tokens, past - start);
-            int64_t at = (int64_t)start * C;
-            for (int64_t i = 0; i < tokens; i++)
-                inverse_rms[start + i] = norm_row(x + at + i * C, NULL, NULL, C, epsilon, normed + i * C);
-            product('N', 'T', tokens, F, C, 1, normed, C, expand, C, 0, features, F);
-            relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
-            memcpy(y + at, x + at, sizeof(float) * tokens * C);
-            product('N', 'T', tokens, C, F, 1, features, F, out, F, 1, y + at, C);
+    const weight_t weights[] = {weight_in(&workspace, expand, F, C, 1, chunk_tokens),
+                                weight_in(&workspace, out, C, F, 1, chunk_tokens)};
+#pragma omp parallel num_threads(num_threads)
+    {
+        pack_weights(weights, 2);
+#pragma omp for schedule(static, 1)
+        for (int thread = 0; thread < num_threads; thread++) {
+            float *normed = workspace + thread * floats_a_thread(chunk_tokens, C, F, 1);
+            float *features = normed + (int64_t)chunk_tokens * C;
+            int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
+            for (int start = first; start < past; start += chunk_tokens) {
+                int tokens = least(chunk_tokens, past - start);
+                int64_t at = (int64_t)start * C;
+                for (int64_t i = 0; i < tokens; i++)
+                    inverse_rms[start + i] = norm_row(x + at + i * C, NULL, NULL, C, epsilon, normed + i * C);
+                times_weight(&weights[0], tokens, normed, 0, features);
+                relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
+                memcpy(y + at, x + at, sizeof(float) * tokens * C);
+                times_weight(&weights[1], tokens, features, 1, y + at);
+            }
         }
     }
 }
@@ -59,7 +75,7 @@ static void norm_and_sum_backward(const float *grad_y, const float *normed, cons
 }
 
 /* grad (T, C) is that for y; the others are those for x, expand and out. shares: (2, num_threads - 1, F · C), for
-   the other threads' parts of the last two. workspace of num_threads × mlp_floats, with two matrices. */
+   the other threads' parts of the last two. workspace of mlp_backward_floats. */
 void mlp_backward(const float *grad, const float *x, const float *expand, const float *out, const float *inverse_rms,
                   const float *hidden, int T, int C, int F, int chunk_tokens, float *grad_x, float *grad_expand,
                   float *grad_out, float *shares, float *workspace, int num_threads) {
@@ -69,7 +85,7 @@ void mlp_backward(const float *grad, const float *x, const float *expand, const 
     {
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
-            float *normed = workspace + thread * mlp_floats(chunk_tokens, C, F, 2);
+            float *normed = workspace + thread * floats_a_thread(chunk_tokens, C, F, 2);
             float *grad_hidden = normed + (int64_t)chunk_tokens * C;
             float *squares = grad_hidden + (int64_t)chunk_tokens * F;
             float *to_expand = thread ? shares + (thread - 1) * weights : grad_expand;

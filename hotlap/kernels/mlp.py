@@ -28,7 +28,10 @@ def suits(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> bool:
 
 def _chunk_tokens(num_tokens: int, width: int, num_features: int, threads: int) -> int:
     share = -(-num_tokens // threads)
-    return max(1, min(max(LEAST_CHUNK_TOKENS, width, CHUNK_FEATURES // num_features), share))
+    most = max(LEAST_CHUNK_TOKENS, width, CHUNK_FEATURES // num_features)
+    chunks = max(1, -(-share // most))
+    # All of them equal but for the last one's end: a chunk of a few tokens costs a pass over all weights.
+    return max(1, -(-share // chunks))
 
 
 def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +44,7 @@ def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Te
     operands = [x.contiguous() for x in (x_TC, expand_FC, out_CF)]
     y_TC, inverse_rms_T = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens)
     hidden_TF = x_TC.new_empty(num_tokens, num_features)
-    workspace = x_TC.new_empty(threads, kernels.mlp_floats(chunk_tokens, width, num_features, 1))
+    workspace = x_TC.new_empty(kernels.mlp_forward_floats(chunk_tokens, width, num_features, threads))
     kernels.mlp_forward(
         *map(pointer, operands),
         *(num_tokens, width, num_features, chunk_tokens, ctypes.c_float(EPSILON)),
@@ -66,7 +69,7 @@ def backward(
     operands = [x.contiguous() for x in (grad_TC, x_TC, expand_FC, out_CF, inverse_rms_T, hidden_TF)]
     grad_x, grad_expand, grad_out = (x.new_empty(x.shape) for x in (x_TC, expand_FC, out_CF))
     shares = x_TC.new_empty(2, threads - 1, num_features * width)
-    workspace = x_TC.new_empty(threads, kernels.mlp_floats(chunk_tokens, width, num_features, 2))
+    workspace = x_TC.new_empty(kernels.mlp_backward_floats(chunk_tokens, width, num_features, threads))
     kernels.mlp_backward(
         *map(pointer, operands),
         *(num_tokens, width, num_features, chunk_tokens),

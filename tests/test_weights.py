@@ -1,0 +1,67 @@
+"""Kernels with weights that the BLAS packs once for all chunks, and without, as with another BLAS."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hotlap.kernels import compiled, head, inputs, mlp
+from tests.kernels_here import needs_kernels
+
+NUM_TOKENS, WIDTH, HEAD_DIM = 700, 48, 16
+
+
+@pytest.fixture
+def blas() -> Iterator[list[object]]:
+    """What is called of torch's BLAS; the kernels get it back after a test."""
+    found = compiled._torch_blas()
+    if None in (function.value for function in found):
+        pytest.skip("torch's BLAS packs no weights")
+    yield found
+    compiled.needed_library().set_blas(*found)
+
+
+def of_mlp() -> list[torch.Tensor]:
+    x, expand, out = torch.randn(NUM_TOKENS, WIDTH), torch.randn(192, WIDTH) / 7, torch.randn(WIDTH, 192) / 14
+    return [*mlp.forward(x, expand, out)]
+
+
+def of_inputs() -> list[torch.Tensor]:
+    x, x0 = torch.randn(2, NUM_TOKENS, WIDTH)
+    cos, sin = torch.randn(2, NUM_TOKENS, 1, HEAD_DIM // 2)
+    mixed_in = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
+    weights = torch.randn(3, WIDTH, WIDTH) / 7
+    return [
+        *inputs.forward(inputs.Given(x, x0, torch.randn(2), *weights, cos, sin, torch.randn(2), mixed_in))
+    ]
+
+
+def of_head() -> list[torch.Tensor]:
+    x, weight = torch.randn(NUM_TOKENS, WIDTH), torch.randn(512, WIDTH) / 7
+    targets = torch.randint(512, (NUM_TOKENS,))
+    return [*head.loss_and_gradients(x, weight, targets, 15.0, 1 / NUM_TOKENS, needs_grad=True)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_head])
+def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas, monkeypatch) -> None:
+    # Chunks of 256: a thread's last one is shorter, and is not for packed weights.
+    monkeypatch.setattr(mlp, "_chunk_tokens", lambda *_: 256)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", 256 * 512)
+    torch.set_num_threads(threads)
+    results = []
+    for functions in (blas, [blas[0], None, None, None]):
+        compiled.needed_library().set_blas(*functions)
+        torch.manual_seed(0)
+        results.append(kernel())
+    for packed, plain in zip(*results, strict=True):
+        torch.testing.assert_close(packed, plain, atol=2e-6, rtol=2e-6)
+
+
+@needs_kernels
+def test_packed_weights_have_room_of_their_own(blas) -> None:
+    library = compiled.needed_library()
+    with_room = library.mlp_forward_floats(256, WIDTH, 192, 2)
+    library.set_blas(blas[0], None, None, None)
+    assert with_room - library.mlp_forward_floats(256, WIDTH, 192, 2) >= 2 * WIDTH * 192
