@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotlap.kernels import head, mlp, newton_schulz, steps
+from hotlap.kernels import head, mlp, newton_schulz
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import add_mlp, plain_add_mlp
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
-from hotlap.optim.muon import plain_step_matrix
 from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
 from tests.attention_cases import relative_error
 from tests.kernels_here import needs_kernels
@@ -179,21 +178,24 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads,
 @pytest.mark.parametrize(
     ("num_tokens", "width", "features", "chunk_tokens"),
     [
-        (8192, 96, 384, 341),
+        (8192, 96, 384, 316),
+        (2048, 96, 384, 256),  # not 341, which would leave one token to a last chunk
         (8192, 256, 1024, 256),
-        (8192, 768, 3072, 768),
+        (8192, 768, 3072, 683),
         (300, 256, 1024, 150),
         (0, 256, 1024, 1),
     ],
 )
-def test_a_chunk_of_the_mlp_is_no_shorter_than_pays(num_tokens, width, features, chunk_tokens) -> None:
+def test_chunks_of_the_mlp_are_long_enough_and_equal(num_tokens, width, features, chunk_tokens) -> None:
     assert mlp._chunk_tokens(num_tokens, width, features, threads=2) == chunk_tokens
 
 
 @needs_kernels
 def test_a_compiler_takes_the_mlp_as_it_is() -> None:
     torch.compiler.reset()
+    torch.set_num_threads(1)
     operands = [torch.randn(300, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    assert mlp.suits(*operands)
     compiled = torch.compile(add_mlp, backend="aot_eager", fullgraph=True)
     expected = result_and_gradients(add_mlp, operands, torch.float32)
     for ours, eager in zip(result_and_gradients(compiled, operands, torch.float32), expected, strict=True):
@@ -263,27 +265,3 @@ def test_newton_schulz_leaves_what_a_thread_could_not_have_to_itself_to_pytorch(
     assert not newton_schulz.suits(torch.empty(2, 1024, 1024), torch.float32)
     assert not newton_schulz.suits(torch.empty(2, 8, 8), torch.bfloat16)
     assert newton_schulz.suits(torch.empty(2, 8, 8), torch.float32)
-
-
-@needs_kernels
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("shape", [(3, 5), (300, 300)], ids=str)  # beyond a limit threads share the work
-@pytest.mark.parametrize(("decay", "cautious"), [(0.0, True), (0.0, False), (0.1, True), (0.1, False)])
-def test_a_step_of_a_matrix_agrees_with_plain(decay, cautious, shape, threads) -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(threads)
-    weight, update = torch.randn(2, *shape)
-    update[0, 0] = 0  # neither towards zero nor away
-    plain = weight.double()
-    plain_step_matrix(plain, update.double(), 0.3, decay, cautious)
-    steps.step_matrix(weight, update, 0.3, decay, cautious)
-    assert relative_error(weight, plain) < TOLERANCE
-
-
-@needs_kernels
-def test_a_step_that_is_not_a_number_does_not_go_unseen() -> None:
-    weight, update = torch.ones(4, 4), torch.ones(4, 4)
-    update[1, 2] = float("nan")
-    steps.step_matrix(weight, update, 0.3, 0.1, cautious=True)
-    assert weight.isnan().sum() == 1
-    assert weight[1, 2].isnan()

@@ -1,5 +1,5 @@
-/* One pass over a parameter each: the rows of a table (hotlap/optim/row_rms.py), and Muon's update of a matrix
-   (hotlap/optim/muon.py). */
+/* One pass over parameters each: over the rows of a table (hotlap/optim/row_rms.py), and over matrices for Muon's momentum
+   and its step (hotlap/optim/matrix_steps.py). */
 
 #include "common.h"
 
@@ -23,15 +23,42 @@ void step_rows(float *table, const float *grad, float *squares, int rows, int wi
     }
 }
 
-enum { ENTRIES_FOR_THREADS = 65536 }; /* fewer are done before other threads have begun */
+enum { BLOCK = 4096 };           /* entries of a matrix that a thread takes at once */
+enum { ALL_FOR_THREADS = 65536 }; /* fewer are done before other threads have begun */
 
-/* weight -= decay · weight + rate · update; with `cautious`, only those decay that the update moves towards zero. */
-void step_matrix(float *weight, const float *update, int64_t count, float rate, float decay, int cautious,
-                 int num_threads) {
-    float least = cautious ? 0 : -INFINITY;
-#pragma omp parallel for simd schedule(static) num_threads(num_threads) if (parallel : count > ENTRIES_FOR_THREADS)
-    for (int64_t at = 0; at < count; at++) {
-        float decays = weight[at] * update[at] > least ? decay : 0;
-        weight[at] -= decays * weight[at] + rate * update[at];
-    }
+/* For each of `count` matrices: momentum = keep · momentum + take · gradient, and
+   update = of_gradient · gradient + of_momentum · momentum. momenta and updates (count, entries). */
+void step_momenta(const float *const *gradients, float *momenta, float *updates, int count, int64_t entries, float keep,
+                  float take, float of_gradient, float of_momentum, int num_threads) {
+#pragma omp parallel for collapse(2) schedule(static) num_threads(num_threads) if (count * entries > ALL_FOR_THREADS)
+    for (int i = 0; i < count; i++)
+        for (int64_t start = 0; start < entries; start += BLOCK) {
+            const float *gradient = gradients[i];
+            float *momentum = momenta + i * entries, *update = updates + i * entries;
+            int64_t past = start + BLOCK < entries ? start + BLOCK : entries;
+#pragma omp simd
+            for (int64_t at = start; at < past; at++) {
+                momentum[at] = keep * momentum[at] + take * gradient[at];
+                update[at] = of_gradient * gradient[at] + of_momentum * momentum[at];
+            }
+        }
+}
+
+/* For each of `count` matrices: weight -= decay · weight + rate · update; with `cautious`, only those entries decay that
+   the update moves towards zero. updates (count, entries), rates and decays (count,). */
+void step_matrices(float *const *weights, const float *updates, const float *rates, const float *decays, int count,
+                   int64_t entries, int cautious, int num_threads) {
+    float least_along = cautious ? 0 : -INFINITY;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(num_threads) if (count * entries > ALL_FOR_THREADS)
+    for (int i = 0; i < count; i++)
+        for (int64_t start = 0; start < entries; start += BLOCK) {
+            const float *update = updates + i * entries;
+            float *weight = weights[i], rate = rates[i], decay = decays[i];
+            int64_t past = start + BLOCK < entries ? start + BLOCK : entries;
+#pragma omp simd
+            for (int64_t at = start; at < past; at++) {
+                float decays_by = weight[at] * update[at] > least_along ? decay : 0;
+                weight[at] -= decays_by * weight[at] + rate * update[at];
+            }
+        }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +25,50 @@ def step_rows(
     )
 
 
-def step_matrix(weight: Tensor, update: Tensor, rate: float, decay: float, cautious: bool) -> None:
-    """`plain_step_matrix` of hotlap/optim/muon.py, in place."""
-    assert weight.is_contiguous(), "matrices lie in memory row by row"
-    update = update.contiguous()
-    needed_library().step_matrix(
-        *(pointer(weight), pointer(update), ctypes.c_int64(weight.numel())),
-        *(ctypes.c_float(rate), ctypes.c_float(decay), int(cautious), torch.get_num_threads()),
+def step_momenta(
+    gradients: Sequence[Tensor],
+    momenta: Tensor,
+    keep: float,
+    take: float,
+    of_gradient: float,
+    of_momentum: float,
+) -> Tensor:
+    """The updates, of matrices whose momenta (count, …) become keep · momentum + take · gradient."""
+    assert momenta.is_contiguous(), "momenta lie in memory one after another"
+    gradients, updates = [gradient.contiguous() for gradient in gradients], torch.empty_like(momenta)
+    count = len(gradients)
+    needed_library().step_momenta(
+        *(_addresses(gradients), pointer(momenta), pointer(updates), count, _entries(momenta, count)),
+        *map(ctypes.c_float, (keep, take, of_gradient, of_momentum)),
+        torch.get_num_threads(),
     )
+    return updates
+
+
+def step_matrices(
+    weights: Sequence[Tensor],
+    updates: Tensor,
+    rates: Sequence[float],
+    decays: Sequence[float],
+    cautious: bool,
+) -> None:
+    """`plain_step_matrix` of hotlap/optim/matrix_steps.py for each weight, in place. updates (count, …)."""
+    assert all(weight.is_contiguous() for weight in weights), "matrices lie in memory row by row"
+    updates, count = updates.contiguous(), len(weights)
+    needed_library().step_matrices(
+        *(_addresses(weights), pointer(updates), _floats(rates), _floats(decays)),
+        *(count, _entries(updates, count), int(cautious), torch.get_num_threads()),
+    )
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+
+
+def _floats(values: Sequence[float]) -> ctypes.Array[ctypes.c_float]:
+    return (ctypes.c_float * len(values))(*values)
+
+
+def _entries(stacked: Tensor, count: int) -> ctypes.c_int64:
+    assert len(stacked) == count > 0, f"{count} matrices, {tuple(stacked.shape)} of another kind"
+    return ctypes.c_int64(stacked[0].numel())

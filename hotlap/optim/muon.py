@@ -21,10 +21,10 @@ from hotlap.kernels import kernels_take, steps
 from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
 from hotlap.optim.gradients import check_gradients
+from hotlap.optim.matrix_steps import MomentumForm, momentum_weights, plain_momenta, plain_step_matrix
 from hotlap.optim.newton_schulz import CoefficientKind, orthogonalize, step_coefficients, working_dtype
 from hotlap.optim.parameters import Parameters, check_matrices, check_unique, named_groups
 
-MomentumForm = Literal["lerp", "sum"]
 UpdateScale = Literal["aspect", "match-rms"]
 Communication = Literal["overlapped", "flat"]
 
@@ -159,17 +159,11 @@ class Muon(torch.optim.Optimizer):
         if not len(share.owned):
             return buffer.to(dtype)
         gradients = [cast(Tensor, share.weights[position].grad) for position in share.owned]
-        updates = torch.stack(gradients).to(buffer.dtype)
-        if self._momentum_form == "lerp":
-            buffer.lerp_(updates, 1 - momentum)
-            look_ahead = partial(updates.lerp_, buffer, momentum)
+        if kernels_take(buffer, *gradients):
+            weights = momentum_weights(self._momentum_form, momentum, self._nesterov)
+            updates = steps.step_momenta(gradients, buffer, *weights)
         else:
-            buffer.mul_(momentum).add_(updates)
-            look_ahead = partial(updates.add_, buffer, alpha=momentum)
-        if self._nesterov:
-            look_ahead()
-        else:
-            updates = buffer
+            updates = plain_momenta(gradients, buffer, self._momentum_form, momentum, self._nesterov)
         kind = share.chunk.kind
         pieces = updates.view(-1, kind.rows // kind.parts, kind.cols)
         return orthogonalize(pieces, self._coefficients, dtype=dtype).reshape(updates.shape)
@@ -180,12 +174,15 @@ class Muon(torch.optim.Optimizer):
         rows = kind.rows // kind.parts
         spectral = max(1.0, rows / kind.cols) ** 0.5
         scale = spectral if self._update_scale == "aspect" else 0.2 * max(rows, kind.cols) ** 0.5
-        # An uneven chunk comes with empty slots at its end; zip leaves them out.
-        for name, weight, update in zip(share.names, share.weights, updates, strict=False):
-            lr = share.group["lr"] * self._lr_factors.get(name, 1.0)
-            in_c = weight.is_contiguous() and kernels_take(weight, update)
-            step_matrix = steps.step_matrix if in_c else plain_step_matrix
-            step_matrix(weight, update, lr * scale, lr * share.group["weight_decay"], self._cautious)
+        rates = [share.group["lr"] * self._lr_factors.get(name, 1.0) for name in share.names]
+        decays = [rate * share.group["weight_decay"] for rate in rates]
+        rates = [rate * scale for rate in rates]
+        updates = updates[: len(share.weights)]  # an uneven chunk comes with empty slots at its end
+        if kernels_take(updates, *share.weights) and all(weight.is_contiguous() for weight in share.weights):
+            steps.step_matrices(share.weights, updates, rates, decays, self._cautious)
+        else:
+            for weight, update, rate, decay in zip(share.weights, updates, rates, decays, strict=True):
+                plain_step_matrix(weight, update, rate, decay, self._cautious)
 
     def named_parameters(self) -> dict[str, Tensor]:
         """All matrices by name, owned by this rank or not."""
@@ -258,15 +255,6 @@ class Muon(torch.optim.Optimizer):
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
         ]
-
-
-def plain_step_matrix(weight: Tensor, update: Tensor, rate: float, decay: float, cautious: bool) -> None:
-    """The reference. Cautious decay spares the weights that the update moves away from zero."""
-    if decay and cautious:
-        weight.sub_(weight * (weight * update > 0), alpha=decay)
-    elif decay:
-        weight.mul_(1 - decay)
-    weight.sub_(update, alpha=rate)
 
 
 def _check_settings(group: Mapping[str, Any]) -> None:
