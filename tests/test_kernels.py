@@ -162,12 +162,17 @@ def test_an_operand_that_does_not_fit_sends_all_to_pytorch(case) -> None:
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("num_tokens", [1, 5, 300])
-def test_the_mlp_agrees_with_plain_on_any_number_of_threads(num_tokens, threads, monkeypatch) -> None:
+@pytest.mark.parametrize("attended", [None, 48, 32])
+def test_the_mlp_agrees_with_plain_on_any_number_of_threads(
+    attended, num_tokens, threads, monkeypatch
+) -> None:
     torch.set_num_threads(threads)
     monkeypatch.setattr(mlp, "CHUNK_FEATURES", 1)
     monkeypatch.setattr(mlp, "LEAST_CHUNK_TOKENS", 1)
     torch.manual_seed(0)
     operands = [torch.randn(num_tokens, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    if attended:
+        operands += [torch.randn(num_tokens, attended), torch.randn(48, attended) / 7]
     monkeypatch.setattr(mlp, "pays_to_share", lambda *_: True)
     assert mlp.suits(*operands)
     expected = result_and_gradients(plain_add_mlp, operands, torch.float64)
@@ -191,10 +196,13 @@ def test_chunks_of_the_mlp_are_long_enough_and_equal(num_tokens, width, features
 
 
 @needs_kernels
-def test_a_compiler_takes_the_mlp_as_it_is() -> None:
+@pytest.mark.parametrize("attended", [None, 32])
+def test_a_compiler_takes_the_mlp_as_it_is(attended) -> None:
     torch.compiler.reset()
     torch.set_num_threads(1)
     operands = [torch.randn(300, 48), torch.randn(192, 48) / 7, torch.randn(48, 192) / 14]
+    if attended:
+        operands += [torch.randn(300, attended), torch.randn(48, attended) / 7]
     assert mlp.suits(*operands)
     compiled = torch.compile(add_mlp, backend="aot_eager", fullgraph=True)
     expected = result_and_gradients(add_mlp, operands, torch.float32)
@@ -215,10 +223,12 @@ def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch(
 
 
 @needs_kernels
-def test_the_mlp_keeps_its_contract_with_the_compiler() -> None:
+@pytest.mark.parametrize("attended", [((0,), (0,)), ((9, 4), (8, 4))])
+def test_the_mlp_keeps_its_contract_with_the_compiler(attended) -> None:
+    shapes = ((9, 8), *attended, (32, 8), (8, 32))
     torch.library.opcheck(
         torch.ops.hotlap.add_mlp.default,
-        tuple(torch.randn(shape, requires_grad=True) for shape in ((9, 8), (32, 8), (8, 32))),
+        tuple(torch.randn(shape, requires_grad=True) for shape in shapes),
         test_utils=(
             "test_schema",
             "test_autograd_registration",

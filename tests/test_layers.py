@@ -53,6 +53,11 @@ CASES = {
         plain_add_mlp,
         [random(768, 16), random(64, 16, seed=1), random(16, 64, seed=2)],
     ),
+    "mlp after attention": (
+        add_mlp,
+        plain_add_mlp,
+        [random(9, 16), random(64, 16, seed=1), random(16, 64, seed=2), random(9, 8), random(16, 8, seed=3)],
+    ),
     "linear in parts": (linear, plain_linear, [random(768, 16), random(24, 16, seed=1)]),
     "three linears in parts": (
         lambda x, *weights: torch.cat(linears(x, *weights), dim=1),

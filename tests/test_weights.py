@@ -22,8 +22,9 @@ def blas() -> Iterator[list[object]]:
 
 
 def of_mlp() -> list[torch.Tensor]:
-    x, expand, out = torch.randn(NUM_TOKENS, WIDTH), torch.randn(192, WIDTH) / 7, torch.randn(WIDTH, 192) / 14
-    return [*mlp.forward(x, expand, out)]
+    x, attended = torch.randn(NUM_TOKENS, WIDTH), torch.randn(NUM_TOKENS, WIDTH)
+    weights = (torch.randn(shape) / 7 for shape in ((WIDTH, WIDTH), (192, WIDTH), (WIDTH, 192)))
+    return [*mlp.forward(mlp.Given(x, attended, *weights))]
 
 
 def of_inputs() -> list[torch.Tensor]:
@@ -62,6 +63,6 @@ def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas
 @needs_kernels
 def test_packed_weights_have_room_of_their_own(blas) -> None:
     library = compiled.needed_library()
-    with_room = library.mlp_forward_floats(256, WIDTH, 192, 2)
+    with_room = library.head_floats(256, WIDTH, 512, 2)
     library.set_blas(blas[0], None, None, None)
-    assert with_room - library.mlp_forward_floats(256, WIDTH, 192, 2) >= 2 * WIDTH * 192
+    assert with_room - library.head_floats(256, WIDTH, 512, 2) >= WIDTH * 512

@@ -1,23 +1,42 @@
-/* x + MLP(norm(x)) with ReLU², as in hotlap/model/mlp.py. */
+/* From attention's output to the end of a block, as in hotlap/model/mlp.py: its projection, added to the stream x, and what the
+   MLP with ReLU² makes of the sum's norm, added too. */
 
 #include "common.h"
 #include "norms.h"
 #include "vectors.h"
 #include "weights.h"
 
+typedef struct {
+    const float *x;                  /* (T, C) */
+    const float *attended, *project; /* (T, A), (C, A); NULL in a block without attention */
+    const float *expand, *out;       /* (F, C), (C, F) */
+    int32_t T, C, A, F, chunk_tokens;
+    float epsilon;
+} mlp_t;
+
 /* A thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
-static int64_t floats_a_thread(int chunk_tokens, int C, int F, int matrices) {
-    return (int64_t)chunk_tokens * (C + (int64_t)matrices * F);
+static int64_t floats_a_thread(const mlp_t *mlp, int matrices) {
+    return (int64_t)mlp->chunk_tokens * (mlp->C + (int64_t)matrices * mlp->F);
 }
 
-int64_t mlp_forward_floats(int chunk_tokens, int C, int F, int num_threads) {
-    return packed_floats(F, C, chunk_tokens) + packed_floats(C, F, chunk_tokens) +
-           num_threads * floats_a_thread(chunk_tokens, C, F, 1);
+enum { MOST_WEIGHTS = 3 };
+
+/* The weights as the forward multiplies by them; returns how many. */
+static int place_weights(const mlp_t *mlp, float **room, weight_t *weights) {
+    weights[0] = weight_in(room, mlp->expand, mlp->F, mlp->C, 1, mlp->chunk_tokens);
+    weights[1] = weight_in(room, mlp->out, mlp->C, mlp->F, 1, mlp->chunk_tokens);
+    if (!mlp->attended) return 2;
+    weights[2] = weight_in(room, mlp->project, mlp->C, mlp->A, 1, mlp->chunk_tokens);
+    return 3;
 }
 
-int64_t mlp_backward_floats(int chunk_tokens, int C, int F, int num_threads) {
-    return num_threads * floats_a_thread(chunk_tokens, C, F, 2);
+int64_t mlp_forward_floats(const mlp_t *mlp, int num_threads) {
+    int64_t packed = packed_floats(mlp->F, mlp->C, mlp->chunk_tokens) + packed_floats(mlp->C, mlp->F, mlp->chunk_tokens);
+    if (mlp->attended) packed += packed_floats(mlp->C, mlp->A, mlp->chunk_tokens);
+    return packed + num_threads * floats_a_thread(mlp, 1);
 }
+
+int64_t mlp_backward_floats(const mlp_t *mlp, int num_threads) { return num_threads * floats_a_thread(mlp, 2); }
 
 /* Of features (count), their ReLU to `hidden`, which only the backward reads, and its square in their own place. */
 static void relu_and_square(float *features, int64_t count, float *hidden) {
@@ -36,28 +55,36 @@ static void relu_and_square(float *features, int64_t count, float *hidden) {
     }
 }
 
-/* x and y (T, C), expand (F, C), out (C, F). Kept for the backward: inverse_rms (T,) of x, and hidden (T, F):
-   relu(norm(x) · expandᵀ). workspace of mlp_forward_floats. */
-void mlp_forward(const float *x, const float *expand, const float *out, int T, int C, int F, int chunk_tokens,
-                 float epsilon, float *y, float *inverse_rms, float *hidden, float *workspace, int num_threads) {
-    const weight_t weights[] = {weight_in(&workspace, expand, F, C, 1, chunk_tokens),
-                                weight_in(&workspace, out, C, F, 1, chunk_tokens)};
+/* sum (T, C), unless there is no attention: x + attended · projectᵀ, which the MLP then takes for x. y (T, C): the result.
+   Kept for the backward: inverse_rms (T,) of what the MLP takes, and hidden (T, F): relu of the expanded norm.
+   workspace of mlp_forward_floats. */
+void mlp_forward(const mlp_t *mlp, float *sum, float *y, float *inverse_rms, float *hidden, float *workspace,
+                 int num_threads) {
+    int T = mlp->T, C = mlp->C, F = mlp->F, chunk_tokens = mlp->chunk_tokens;
+    weight_t weights[MOST_WEIGHTS];
+    int num_weights = place_weights(mlp, &workspace, weights);
 #pragma omp parallel num_threads(num_threads)
     {
-        pack_weights(weights, 2);
+        pack_weights(weights, num_weights);
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
-            float *normed = workspace + thread * floats_a_thread(chunk_tokens, C, F, 1);
+            float *normed = workspace + thread * floats_a_thread(mlp, 1);
             float *features = normed + (int64_t)chunk_tokens * C;
             int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
             for (int start = first; start < past; start += chunk_tokens) {
                 int tokens = least(chunk_tokens, past - start);
                 int64_t at = (int64_t)start * C;
+                const float *x = mlp->x + at;
+                if (mlp->attended) {
+                    memcpy(sum + at, x, sizeof(float) * tokens * C);
+                    times_weight(&weights[2], tokens, mlp->attended + (int64_t)start * mlp->A, 1, sum + at);
+                    x = sum + at;
+                }
                 for (int64_t i = 0; i < tokens; i++)
-                    inverse_rms[start + i] = norm_row(x + at + i * C, NULL, NULL, C, epsilon, normed + i * C);
+                    inverse_rms[start + i] = norm_row(x + i * C, NULL, NULL, C, mlp->epsilon, normed + i * C);
                 times_weight(&weights[0], tokens, normed, 0, features);
                 relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
-                memcpy(y + at, x + at, sizeof(float) * tokens * C);
+                memcpy(y + at, x, sizeof(float) * tokens * C);
                 times_weight(&weights[1], tokens, features, 1, y + at);
             }
         }
@@ -74,44 +101,59 @@ static void norm_and_sum_backward(const float *grad_y, const float *normed, cons
     }
 }
 
-/* grad (T, C) is that for y; the others are those for x, expand and out. shares: (2, num_threads - 1, F · C), for
-   the other threads' parts of the last two. workspace of mlp_backward_floats. */
-void mlp_backward(const float *grad, const float *x, const float *expand, const float *out, const float *inverse_rms,
-                  const float *hidden, int T, int C, int F, int chunk_tokens, float *grad_x, float *grad_expand,
-                  float *grad_out, float *shares, float *workspace, int num_threads) {
-    int64_t weights = (int64_t)F * C;
-    float *out_shares = shares + (num_threads - 1) * weights;
+typedef struct {
+    const float *y;                                /* (T, C), that for the result */
+    float *x, *attended, *project, *expand, *out;  /* those for what mlp_forward was given */
+    float *shares;                                 /* (num_threads - 1, F · C + C · F + C · A): of the other threads, for
+                                                      expand, out and project */
+} mlp_gradients_t;
+
+/* mlp->x: what the MLP took for it. inverse_rms and hidden: from mlp_forward. workspace of mlp_backward_floats. */
+void mlp_backward(const mlp_t *mlp, const mlp_gradients_t *g, const float *inverse_rms, const float *hidden,
+                  float *workspace, int num_threads) {
+    int T = mlp->T, C = mlp->C, F = mlp->F, A = mlp->attended ? mlp->A : 0, chunk_tokens = mlp->chunk_tokens;
+    int64_t size = (int64_t)F * C, project_size = (int64_t)C * A, share = 2 * size + project_size;
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for schedule(static, 1)
         for (int thread = 0; thread < num_threads; thread++) {
-            float *normed = workspace + thread * floats_a_thread(chunk_tokens, C, F, 2);
+            float *normed = workspace + thread * floats_a_thread(mlp, 2);
             float *grad_hidden = normed + (int64_t)chunk_tokens * C;
             float *squares = grad_hidden + (int64_t)chunk_tokens * F;
-            float *to_expand = thread ? shares + (thread - 1) * weights : grad_expand;
-            float *to_out = thread ? out_shares + (thread - 1) * weights : grad_out;
+            float *own_share = thread ? g->shares + (thread - 1) * share : NULL;
+            float *to_expand = thread ? own_share : g->expand, *to_out = thread ? own_share + size : g->out;
+            float *to_project = thread ? own_share + 2 * size : g->project;
             int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
             if (first == past) {
-                memset(to_expand, 0, weights * sizeof(float));
-                memset(to_out, 0, weights * sizeof(float));
+                memset(to_expand, 0, size * sizeof(float));
+                memset(to_out, 0, size * sizeof(float));
+                if (A) memset(to_project, 0, project_size * sizeof(float));
             }
             for (int start = first; start < past; start += chunk_tokens) {
                 int tokens = least(chunk_tokens, past - start), keeps = start > first;
-                int64_t at = (int64_t)start * C;
-                const float *own = hidden + (int64_t)start * F, *grad_y = grad + at;
-                product('N', 'N', tokens, F, C, 2, grad_y, C, out, F, 0, grad_hidden, F);
+                int64_t at = (int64_t)start * C, of_attended = (int64_t)start * A;
+                const float *own = hidden + (int64_t)start * F, *grad_y = g->y + at;
+                float *grad_x = g->x + at;
+                product('N', 'N', tokens, F, C, 2, grad_y, C, mlp->out, F, 0, grad_hidden, F);
                 for (int64_t f = 0; f < (int64_t)tokens * F; f++) {
                     grad_hidden[f] *= own[f];
                     squares[f] = own[f] * own[f];
                 }
-                scale_rows(x + at, inverse_rms + start, tokens, C, normed);
-                product('N', 'N', tokens, C, F, 1, grad_hidden, F, expand, C, 0, grad_x + at, C);
+                scale_rows(mlp->x + at, inverse_rms + start, tokens, C, normed);
+                product('N', 'N', tokens, C, F, 1, grad_hidden, F, mlp->expand, C, 0, grad_x, C);
                 product('T', 'N', F, C, tokens, 1, grad_hidden, F, normed, C, keeps, to_expand, C);
                 product('T', 'N', C, F, tokens, 1, grad_y, C, squares, F, keeps, to_out, F);
-                norm_and_sum_backward(grad_y, normed, inverse_rms + start, tokens, C, grad_x + at);
+                norm_and_sum_backward(grad_y, normed, inverse_rms + start, tokens, C, grad_x);
+                if (!A) continue;
+                product('N', 'N', tokens, A, C, 1, grad_x, C, mlp->project, A, 0, g->attended + of_attended, A);
+                product('T', 'N', C, A, tokens, 1, grad_x, C, mlp->attended + of_attended, A, keeps, to_project, A);
             }
         }
-        add_up(grad_expand, shares, num_threads - 1, weights);
-        add_up(grad_out, out_shares, num_threads - 1, weights);
+        for (int other = 0; other < num_threads - 1; other++) {
+            const float *own_share = g->shares + other * share;
+            add_up(g->expand, own_share, 1, size);
+            add_up(g->out, own_share + size, 1, size);
+            if (A) add_up(g->project, own_share + 2 * size, 1, project_size);
+        }
     }
 }

@@ -1,8 +1,12 @@
-"""The MLP's kernels, called with tensors. Shapes: T tokens, C width, F hidden features."""
+"""The MLP's kernels, called with tensors.
+
+Shapes: T tokens, C width, A features of attention's output, F hidden features.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +24,45 @@ CHUNK_FEATURES = 2**17
 LEAST_CHUNK_TOKENS = 256
 
 
-def suits(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> bool:
+class Given(NamedTuple):
+    """The stream, attention's output and its projection (both empty without attention), and the weights."""
+
+    x: Tensor  # (T, C)
+    attended: Tensor  # (T, A)
+    project: Tensor  # (C, A)
+    expand: Tensor  # (F, C)
+    out: Tensor  # (C, F)
+
+
+class Made(NamedTuple):
+    """The result, and for the backward: x with attention's output added, 1 / RMS of that, and relu(h)."""
+
+    y: Tensor  # (T, C)
+    sum: Tensor  # (T, C); empty without attention, where it would be x
+    inverse_rms: Tensor  # (T,)
+    hidden: Tensor  # (T, F)
+
+
+class _Mlp(ctypes.Structure):
+    """`mlp_t` of mlp.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in Given._fields),
+        *((name, ctypes.c_int32) for name in ("T", "C", "A", "F", "chunk_tokens")),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class _Gradients(ctypes.Structure):
+    """`mlp_gradients_t` of mlp.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("y", *Given._fields, "shares"))
+
+
+def suits(x_TC: Tensor, expand_FC: Tensor, *others: Tensor) -> bool:
     """Whether the kernels take such operands and are the faster way."""
     fits = expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
-    return fits and kernels_take(x_TC, expand_FC, out_CF)
+    return fits and kernels_take(x_TC, expand_FC, *others)
 
 
 def _chunk_tokens(num_tokens: int, width: int, num_features: int, threads: int) -> int:
@@ -34,46 +73,44 @@ def _chunk_tokens(num_tokens: int, width: int, num_features: int, threads: int) 
     return max(1, -(-share // chunks))
 
 
-def forward(x_TC: Tensor, expand_FC: Tensor, out_CF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x + relu(norm(x) · expandᵀ)² · outᵀ, 1 / RMS of x, (T,), and relu(norm(x) · expandᵀ), (T, F)."""
-    kernels, threads = needed_library(), torch.get_num_threads()
-    (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
-    shapes = (expand_FC.shape, out_CF.shape)
-    assert shapes == ((num_features, width), (width, num_features)), f"weights {shapes} for width {width}"
-    chunk_tokens = _chunk_tokens(num_tokens, width, num_features, threads)
-    operands = [x.contiguous() for x in (x_TC, expand_FC, out_CF)]
-    y_TC, inverse_rms_T = x_TC.new_empty(x_TC.shape), x_TC.new_empty(num_tokens)
-    hidden_TF = x_TC.new_empty(num_tokens, num_features)
-    workspace = x_TC.new_empty(kernels.mlp_forward_floats(chunk_tokens, width, num_features, threads))
-    kernels.mlp_forward(
-        *map(pointer, operands),
-        *(num_tokens, width, num_features, chunk_tokens, ctypes.c_float(EPSILON)),
-        *map(pointer, (y_TC, inverse_rms_T, hidden_TF, workspace)),
-        threads,
-    )
-    return y_TC, inverse_rms_T, hidden_TF
+def _structure(given: Given) -> _Mlp:
+    (num_tokens, width), num_features, attended = given.x.shape, len(given.expand), given.attended.shape[-1]
+    shapes = tuple(x.shape for x in given[1:])
+    with_attention = ((num_tokens, attended), (width, attended)) if given.attended.numel() else shapes[:2]
+    expected = (*with_attention, (num_features, width), (width, num_features))
+    assert shapes == expected, f"operands of {shapes} for {num_tokens} tokens and width {width}"
+    chunk_tokens = _chunk_tokens(num_tokens, width, num_features, torch.get_num_threads())
+    return _Mlp(*map(pointer, given), num_tokens, width, attended, num_features, chunk_tokens, EPSILON)
 
 
-def backward(
-    grad_TC: Tensor,
-    x_TC: Tensor,
-    expand_FC: Tensor,
-    out_CF: Tensor,
-    inverse_rms_T: Tensor,
-    hidden_TF: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for x, expand and out, from that for the result."""
+def forward(given: Given) -> Made:
+    """What is made of s = x + attended · projectᵀ: s + relu(norm(s) · expandᵀ)² · outᵀ, and the rest."""
     kernels, threads = needed_library(), torch.get_num_threads()
-    (num_tokens, width), num_features = x_TC.shape, len(expand_FC)
-    chunk_tokens = _chunk_tokens(num_tokens, width, num_features, threads)
-    operands = [x.contiguous() for x in (grad_TC, x_TC, expand_FC, out_CF, inverse_rms_T, hidden_TF)]
-    grad_x, grad_expand, grad_out = (x.new_empty(x.shape) for x in (x_TC, expand_FC, out_CF))
-    shares = x_TC.new_empty(2, threads - 1, num_features * width)
-    workspace = x_TC.new_empty(kernels.mlp_backward_floats(chunk_tokens, width, num_features, threads))
-    kernels.mlp_backward(
-        *map(pointer, operands),
-        *(num_tokens, width, num_features, chunk_tokens),
-        *map(pointer, (grad_x, grad_expand, grad_out, shares, workspace)),
-        threads,
+    given = Given(*(x.contiguous() for x in given))
+    mlp, new_empty = _structure(given), given.x.new_empty
+    has_attention = given.attended.numel() > 0
+    made = Made(
+        y=new_empty(given.x.shape),
+        sum=new_empty(given.x.shape if has_attention else 0),
+        inverse_rms=new_empty(mlp.T),
+        hidden=new_empty(mlp.T, mlp.F),
     )
-    return grad_x, grad_expand, grad_out
+    workspace = new_empty(kernels.mlp_forward_floats(ctypes.byref(mlp), threads))
+    results = map(pointer, (made.sum, made.y, made.inverse_rms, made.hidden, workspace))
+    kernels.mlp_forward(ctypes.byref(mlp), *results, threads)
+    return made
+
+
+def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Tensor) -> Given:
+    """The gradients for what was given. given.x: the sum that the forward made, if it made one."""
+    kernels, threads = needed_library(), torch.get_num_threads()
+    given = Given(*(x.contiguous() for x in given))
+    mlp, grad_y = _structure(given), grad_TC.contiguous()
+    gradients = Given(*(x.new_empty(x.shape) for x in given))
+    weights = given.expand.numel() + given.out.numel() + given.project.numel()
+    shares = grad_y.new_empty(threads - 1, weights)
+    structure = _Gradients(*map(pointer, (grad_y, *gradients, shares)))
+    workspace = grad_y.new_empty(kernels.mlp_backward_floats(ctypes.byref(mlp), threads))
+    kept = (pointer(inverse_rms_T.contiguous()), pointer(hidden_TF.contiguous()), pointer(workspace))
+    kernels.mlp_backward(ctypes.byref(mlp), ctypes.byref(structure), *kept, threads)
+    return gradients

@@ -15,7 +15,6 @@ from hotlap.config import ModelConfig
 from hotlap.model.inputs import inputs
 from hotlap.model.layers import Matrix, mix
 from hotlap.model.mlp import MLP
-from hotlap.model.products import add_linear
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotation
 
@@ -55,8 +54,8 @@ class Attention(nn.Module):
         mixed_in: Tensor | None,
         rotation: Rotation,
         plan: AttentionPlan,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """x mixed with x0, with the attention's output added, (T, C); its values (T, G, D); and x0."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x mixed with x0, (T, C); attention's output before its projection; its values (T, G, D); x0."""
         weights = (self.q.weight, self.k.weight, self.v.weight)
         mixed_in = None if mixed_in is None else mixed_in.to(x_TC.dtype)
         value_mix_2 = self.value_weights(x_TC, alone=mixed_in is None)
@@ -64,7 +63,7 @@ class Attention(nn.Module):
             x_TC, x0_TC, residual_mix_2, weights, rotation, value_mix_2, mixed_in
         )
         y_THD = plan.attend(q, k, v, self.head_dim**-0.5)
-        return add_linear(mixed_TC, y_THD.flatten(-2), self.out.weight), v, x0_TC
+        return mixed_TC, y_THD.flatten(-2), v, x0_TC
 
     def value_weights(self, x_TC: Tensor, *, alone: bool) -> Tensor:
         """What the values, and those mixed in, are multiplied by; (2,)."""
@@ -95,5 +94,6 @@ class Block(nn.Module):
         """
         if self.attention is None:
             return self.mlp(mix(self.residual_mix, x, x0)), None, x0
-        x, values, x0 = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
-        return self.mlp(x), values, x0
+        x, attended, values, x0 = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
+        # The MLP projects it: a kernel then has the sum still in a core's cache.
+        return self.mlp(x, attended, self.attention.out.weight), values, x0
