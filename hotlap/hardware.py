@@ -179,9 +179,8 @@ def tune_malloc() -> None:
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
-        mallopt(
-            M_TRIM_THRESHOLD, -1
-        )  # never: any number of bytes is at most 2 GiB, and large models free more
+        # Never: any number of bytes is at most 2 GiB, and large models free more.
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def device_name(device: torch.device) -> str:

@@ -217,6 +217,7 @@ def test_the_mlp_leaves_what_would_not_fit_a_cache_or_is_not_float32_to_pytorch(
     small = x[:, :16], expand[:64, :16], out[:16, :64]
     assert mlp.suits(*small)
     assert not mlp.suits(x, expand, out)
+    assert not mlp.suits(small[0][:0], *small[1:])  # no tokens, by which C is told of no attention
     assert not mlp.suits(*(operand.double() for operand in small))
     assert not mlp.suits(small[0].bfloat16(), *small[1:])
     assert not mlp.suits(*small[:2], small[2].double())

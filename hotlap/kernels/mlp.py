@@ -61,7 +61,7 @@ class _Gradients(ctypes.Structure):
 
 def suits(x_TC: Tensor, expand_FC: Tensor, *others: Tensor) -> bool:
     """Whether the kernels take such operands and are the faster way."""
-    fits = expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
+    fits = len(x_TC) > 0 and expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
     return fits and kernels_take(x_TC, expand_FC, *others)
 
 

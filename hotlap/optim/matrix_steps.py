@@ -18,7 +18,7 @@ def plain_momenta(
     gradients: Sequence[Tensor], buffer: Tensor, form: MomentumForm, momentum: float, nesterov: bool
 ) -> Tensor:
     """The reference: the updates, of matrices whose momenta lie in `buffer` (count, rows, cols)."""
-    updates = torch.stack([*gradients]).to(buffer.dtype)
+    updates = torch.stack(tuple(gradients)).to(buffer.dtype)
     if form == "lerp":
         buffer.lerp_(updates, 1 - momentum)
         return updates.lerp_(buffer, momentum) if nesterov else buffer

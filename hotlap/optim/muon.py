@@ -174,9 +174,8 @@ class Muon(torch.optim.Optimizer):
         rows = kind.rows // kind.parts
         spectral = max(1.0, rows / kind.cols) ** 0.5
         scale = spectral if self._update_scale == "aspect" else 0.2 * max(rows, kind.cols) ** 0.5
-        rates = [share.group["lr"] * self._lr_factors.get(name, 1.0) for name in share.names]
-        decays = [rate * share.group["weight_decay"] for rate in rates]
-        rates = [rate * scale for rate in rates]
+        lrs = [share.group["lr"] * self._lr_factors.get(name, 1.0) for name in share.names]
+        rates, decays = [lr * scale for lr in lrs], [lr * share.group["weight_decay"] for lr in lrs]
         updates = updates[: len(share.weights)]  # an uneven chunk comes with empty slots at its end
         if kernels_take(updates, *share.weights) and all(weight.is_contiguous() for weight in share.weights):
             steps.step_matrices(share.weights, updates, rates, decays, self._cautious)
