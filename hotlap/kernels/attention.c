@@ -82,35 +82,37 @@ static void pack(const float *from, int64_t stride, int rows, int D, float facto
         for (int d = 0; d < D; d++) to[i * D + d] = factor * from[i * stride + d];
 }
 
+/* Which of the queries from lane j on see a key. */
+static inline lanes_t who_sees(const tile_t *tile, int j, int key) {
+    return (*(const lanes_t *)(tile->first_key + j) <= key) & (key <= *(const lanes_t *)(tile->last_key + j));
+}
+
 /* Raise `most` (TILE,) to the largest of the scores (keys, TILE) that a query sees. */
 static void raise_to_scores(const tile_t *tile, int key, int keys, const float *scores, float *most) {
     int hides = !all_see(tile, key, keys);
-    for (int i = 0; i < keys; i++, scores += TILE) {
-        if (hides) {
-            for (int j = 0; j < TILE; j++) {
-                int sees = (tile->first_key[j] <= key + i) & (key + i <= tile->last_key[j]);
-                most[j] = sees & (scores[j] > most[j]) ? scores[j] : most[j];
-            }
-        } else {
-            for (int j = 0; j < TILE; j++) most[j] = scores[j] > most[j] ? scores[j] : most[j];
+    vector_t so_far[TILE / LANES];
+    memcpy(so_far, most, sizeof(so_far));
+    for (int i = 0; i < keys; i++, scores += TILE)
+#pragma GCC unroll 16
+        for (int v = 0; v < TILE / LANES; v++) {
+            vector_t raised = larger(*(const vector_t *)(scores + v * LANES), so_far[v]);
+            so_far[v] = hides ? choose(who_sees(tile, v * LANES, key + i), raised, so_far[v]) : raised;
         }
-    }
+    memcpy(most, so_far, sizeof(so_far));
 }
 
-/* Turn scores (keys, TILE) into 2^(score - less), and into 0 where a query does not see the key. */
-static void exponentials(const tile_t *tile, int key, int keys, const float *less, float *scores) {
+/* Turn scores (keys, TILE) into 2^(score - less), and into 0 where a query does not see the key. What a query's add up
+   to is added to its sum, unless there are none. */
+static void exponentials(const tile_t *tile, int key, int keys, const float *less, float *scores, float *sums) {
     int hides = !all_see(tile, key, keys);
-    for (int i = 0; i < keys; i++, scores += TILE) {
-        /* A difference to a maximum, or to a logarithm that is as large: below zero but for rounding. */
-        for (int j = 0; j < TILE; j++) {
-            float x = scores[j] - less[j];
-            scores[j] = power_of_2(x < -126.0f ? -126.0f : x);
+    for (int j = 0; j < TILE; j += LANES) {
+        vector_t shift = *(const vector_t *)(less + j), sum = {0};
+        for (int i = 0; i < keys; i++) {
+            vector_t *at = (vector_t *)(scores + i * TILE + j), power = powers_of_2(*at - shift);
+            if (hides) power = (vector_t)((lanes_t)power & who_sees(tile, j, key + i));
+            sum += *at = power;
         }
-        if (!hides) continue;
-        for (int j = 0; j < TILE; j++) {
-            int sees = (tile->first_key[j] <= key + i) & (key + i <= tile->last_key[j]);
-            scores[j] = sees ? scores[j] : 0;
-        }
+        if (sums) *(vector_t *)(sums + j) += sum;
     }
 }
 
@@ -165,9 +167,7 @@ static void forward_tile(const attention_t *a, int first, int kv_head, int head,
     for (int key = first_key, keys; key < past; key += keys) {
         float *of_keys = scores + (int64_t)(key - first_key) * TILE;
         keys = keys_at_once(&tile, key, past);
-        exponentials(&tile, key, keys, most, of_keys);
-        for (int i = 0; i < keys; i++)
-            for (int j = 0; j < TILE; j++) sums[j] += of_keys[i * TILE + j];
+        exponentials(&tile, key, keys, most, of_keys, sums);
         over_keys(a, of_keys, first_lane(&tile, key), tile.queries, keys, a->v + at_token(a, kv_head, key),
                   key > first_key, sums_of_values);
     }
@@ -240,7 +240,7 @@ static void backward_keys(const attention_t *a, const tile_t *tile, const backwa
     const float *k = a->k + at_token(a, kv_head, key), *v = a->v + at_token(a, kv_head, key);
     int from = first_lane(tile, key), queries = tile->queries;
     with_keys(a, k, keys, b->queries_T, from, b->scores);
-    exponentials(tile, key, keys, b->log_sums, b->scores);
+    exponentials(tile, key, keys, b->log_sums, b->scores, NULL);
     over_queries(a, b->scores, from, queries, keys, b->grads, grad_v);
     with_keys(a, v, keys, b->grads_T, from, b->grad_scores);
     for (int i = 0; i < keys; i++)

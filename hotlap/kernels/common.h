@@ -1,4 +1,4 @@
-/* What the kernels share: products by torch's own BLAS, 2^x, and sums over threads.
+/* What the kernels share: products by torch's own BLAS, and sums over threads.
 
    Kernels are for float32 on a CPU. Every thread takes its own tokens through all of a kernel's products, so that what
    it computes stays in its core's cache; a library's product over all tokens would share it out anew each time.
@@ -31,19 +31,6 @@ static inline void product(char left_is, char right_is, int m, int n, int k, flo
 }
 
 static inline int least(int a, int b) { return a < b ? a : b; }
-
-/* 2^x within 2e-7 of it, for -126 ≤ x ≤ 126; NaN stays NaN. The polynomial is the best of its degree. */
-static inline float power_of_2(float x) {
-    float whole = rintf(x), rest = x - whole;
-    float power = 1.32647272e-3f;
-    power = power * rest + 9.67151264e-3f;
-    power = power * rest + 5.55073374e-2f;
-    power = power * rest + 2.40222421e-1f;
-    power = power * rest + 6.93146978e-1f;
-    power = power * rest + 1.0f;
-    union { int32_t bits; float value; } scale = {.bits = ((int32_t)whole + 127) << 23};
-    return power * scale.value;
-}
 
 /* Within a parallel region, by all of its threads: sum (count) += each of `others` (num_others, count). */
 static inline void add_up(float *sum, const float *others, int num_others, int64_t count) {

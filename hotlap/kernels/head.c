@@ -1,6 +1,7 @@
 /* The softcapped head and its loss, as in hotlap/model/head.py. */
 
 #include "common.h"
+#include "vectors.h"
 #include "weights.h"
 
 static int64_t floats_a_thread(int chunk_tokens, int C, int V) { return (int64_t)chunk_tokens * (V + C + 1); }
@@ -10,23 +11,31 @@ int64_t head_floats(int chunk_tokens, int C, int V, int num_threads) {
 }
 
 /* r = (1 - tanh(z / s)) / 2 for x = -2·log2(e)·z / s. */
-static inline float r_of(float x) {
-    x = x < -126.0f ? -126.0f : x;
-    x = x > 126.0f ? 126.0f : x;
-    return 1 / (1 + power_of_2(-x));
+static inline vector_t r_of(vector_t x) {
+    return inverses(1 + powers_of_2(-larger((vector_t){0} - 126.0f, x)));
+}
+
+/* Of some numbers x as above, their exponentials, whose sum is added to *sum; and exponential · (r - r²) in their place.
+   Their exponent is above -126 for the softcaps that come here. */
+static inline void exponentials(float *x, int count, float rate, vector_t *sum) {
+    vector_t given = {0};
+    memcpy(&given, x, count * sizeof(float));
+    vector_t r = r_of(given), exponential = powers_of_2(rate * r), made = exponential * (r - r * r);
+    for (int lane = count; lane < LANES; lane++) exponential[lane] = 0;
+    *sum += exponential;
+    memcpy(x, &made, count * sizeof(float));
 }
 
 /* Turn a row of -2·log2(e)·logits / softcap into the gradient for the logits, up to a factor that is returned.
-   With r as above: exp(s·tanh(z/s)) ∝ 2^(-2·s·log2(e)·r), whose exponent is above -126 for the softcaps that come
-   here, and 1 - tanh² = 4·(r - r²). */
+   With r as above: exp(s·tanh(z/s)) ∝ 2^(-2·s·log2(e)·r), and 1 - tanh² = 4·(r - r²). */
 static float head_row(float *row, int V, int target, float softcap, float *loss) {
     float rate = -2 * softcap * LOG2_E, sum = 0;
-    float of_target = r_of(row[target]), slope = of_target - of_target * of_target;
-    for (int v = 0; v < V; v++) {
-        float r = r_of(row[v]), exponential = power_of_2(rate * r);
-        sum += exponential;
-        row[v] = exponential * (r - r * r);
-    }
+    float of_target = r_of((vector_t){0} + row[target])[0], slope = of_target - of_target * of_target;
+    vector_t sums = {0};
+    int whole = V / LANES * LANES;
+    for (int v = 0; v < whole; v += LANES) exponentials(row + v, LANES, rate, &sums);
+    if (whole < V) exponentials(row + whole, V - whole, rate, &sums);
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
     row[target] -= sum * slope;
     *loss = (log2f(sum) - rate * of_target) / LOG2_E;
     return 4 / sum;
