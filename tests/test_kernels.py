@@ -98,6 +98,7 @@ PASSES = {
     ),
     "mix": (mix, plain_mix, [(2,), (300, 48), (300, 48)]),
     "mix of heads": (mix, plain_mix, [(2,), (5, 3, 7), (5, 3, 7)]),
+    "mix of three": (mix, plain_mix, [(3,), (300, 48), (300, 48), (300, 48)]),
 }
 
 

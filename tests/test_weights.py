@@ -28,13 +28,12 @@ def of_mlp() -> list[torch.Tensor]:
 
 
 def of_inputs() -> list[torch.Tensor]:
-    x, x0 = torch.randn(2, NUM_TOKENS, WIDTH)
+    streams = torch.randn(3, NUM_TOKENS, WIDTH)
     cos, sin = torch.randn(2, NUM_TOKENS, 1, HEAD_DIM // 2)
     mixed_in = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
     weights = torch.randn(3, WIDTH, WIDTH) / 7
-    return [
-        *inputs.forward(inputs.Given(x, x0, torch.randn(2), *weights, cos, sin, torch.randn(2), mixed_in))
-    ]
+    mixes = torch.randn(3), torch.randn(2)
+    return [*inputs.forward(inputs.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], mixed_in))]
 
 
 def of_head() -> list[torch.Tensor]:

@@ -6,7 +6,8 @@
 #include "weights.h"
 
 typedef struct {
-    const float *x, *x0, *residual_mix;   /* (T, C) twice, (2,) */
+    const float *x, *x0, *skip;           /* (T, C); skip may be NULL */
+    const float *stream_mix;              /* (2,), or with a skip (3,) */
     const float *q, *k, *v;               /* weights: (H · D, C), (G · D, C) twice */
     const float *cos, *sin;               /* (T, D / 2) */
     const float *value_mix, *mixed_in;    /* (2,), (T, G · D) or NULL */
@@ -14,7 +15,8 @@ typedef struct {
     float epsilon;
 } inputs_t;
 
-/* All but `mixed`, (T, C), head by head: q (H, T, D), k and v (G, T, D). 1 / RMS of mixed (T,), q (H, T), k (G, T). */
+/* All but `mixed`, (T, C), head by head: q (H, T, D), k and v (G, T, D). 1 / RMS of mixed (T,), q (H, T), k (G, T). The
+   backward needs neither `mixed` nor v. */
 typedef struct { float *mixed, *inverse_rms, *q, *k, *v, *q_inverse_rms, *k_inverse_rms; } operands_t;
 
 /* A thread's workspace: of a chunk the norms and their gradients, and three matrices of features. */
@@ -29,15 +31,29 @@ int64_t inputs_forward_floats(const inputs_t *in, int num_threads) {
 
 int64_t inputs_backward_floats(const inputs_t *in, int num_threads) { return num_threads * floats_a_thread(in); }
 
-/* x and x0, weighted, into `mixed`; and its norm. */
-static void mix_and_norm(const inputs_t *in, int start, int tokens, const operands_t *to, float *normed) {
-    float of_x = in->residual_mix[0], of_x0 = in->residual_mix[1];
+/* The streams at a token, weighted and added up. */
+static inline void mix_row(const inputs_t *in, int64_t token, float *to) {
     int C = in->C;
-    for (int i = 0; i < tokens; i++) {
-        int64_t at = (int64_t)(start + i) * C;
+    const float *x = in->x + token * C, *x0 = in->x0 + token * C, *skip = in->skip + (in->skip ? token * C : 0);
+    float of_x = in->stream_mix[0], of_x0 = in->stream_mix[1], of_skip = skip ? in->stream_mix[2] : 0;
 #pragma omp simd
-        for (int c = 0; c < C; c++) to->mixed[at + c] = of_x * in->x[at + c] + of_x0 * in->x0[at + c];
-        to->inverse_rms[start + i] = norm_row(to->mixed + at, NULL, NULL, C, in->epsilon, normed + (int64_t)i * C);
+    for (int c = 0; c < C; c++) to[c] = of_x * x[c] + of_x0 * x0[c] + (skip ? of_skip * skip[c] : 0);
+}
+
+/* What is mixed, into `mixed`; and its norm. */
+static void mix_and_norm(const inputs_t *in, int start, int tokens, const operands_t *to, float *normed) {
+    for (int i = 0; i < tokens; i++) {
+        float *mixed = to->mixed + (int64_t)(start + i) * in->C;
+        mix_row(in, start + i, mixed);
+        to->inverse_rms[start + i] = norm_row(mixed, NULL, NULL, in->C, in->epsilon, normed + (int64_t)i * in->C);
+    }
+}
+
+/* The norm once more: what was mixed is not kept, as the backward has to read the streams anyway. */
+static void mix_and_norm_again(const inputs_t *in, int start, int tokens, const float *inverse_rms, float *normed) {
+    for (int i = 0; i < tokens; i++, normed += in->C) {
+        mix_row(in, start + i, normed);
+        for (int c = 0; c < in->C; c++) normed[c] *= inverse_rms[start + i];
     }
 }
 
@@ -102,8 +118,8 @@ void inputs_forward(const inputs_t *in, const operands_t *to, float *workspace, 
 typedef struct {
     const float *mixed, *q, *k, *v;
     const float *later_x0;  /* (T, C): what was made of x0 after this; NULL for nothing */
-    float *x, *x0;          /* (T, C) */
-    float *residual_mix;    /* (T, 2): each token's share */
+    float *x, *x0, *skip;   /* (T, C) */
+    float *stream_mix;      /* (T, 2), or with a skip (T, 3): each token's share */
     float *weights;         /* (num_threads, (H + 2·G) · D, C): of q, k, v; each thread's share, the first gets the sum.
                                That of v is what it would be for a value_mix[0] of 1. */
     float *mixed_in;        /* (T, G · D), or NULL */
@@ -145,22 +161,17 @@ static void mix_values_backward(const inputs_t *in, const input_gradients_t *g, 
 /* From those for the norm and for `mixed` itself, those for what was mixed. */
 static void mix_and_norm_backward(const inputs_t *in, const input_gradients_t *g, const operands_t *made, int start,
                                   int tokens, float *grad_normed, const float *normed) {
-    float of_x = in->residual_mix[0], of_x0 = in->residual_mix[1];
-    int C = in->C;
+    int C = in->C, num_streams = in->skip ? 3 : 2;
     for (int i = 0; i < tokens; i++) {
         int64_t at = (int64_t)(start + i) * C;
-        float *grad = grad_normed + (int64_t)i * C, along_x = 0, along_x0 = 0;
+        float *grad = grad_normed + (int64_t)i * C, *along = g->stream_mix + (int64_t)(start + i) * num_streams;
         norm_row_backward(grad, normed + (int64_t)i * C, made->inverse_rms[start + i], NULL, NULL, C, grad);
-#pragma omp simd reduction(+ : along_x, along_x0)
-        for (int c = 0; c < C; c++) {
-            float sum = grad[c] + g->mixed[at + c];
-            along_x += sum * in->x[at + c];
-            along_x0 += sum * in->x0[at + c];
-            g->x[at + c] = of_x * sum;
-            g->x0[at + c] = of_x0 * sum + (g->later_x0 ? g->later_x0[at + c] : 0);
-        }
-        g->residual_mix[2 * (start + i)] = along_x;
-        g->residual_mix[2 * (start + i) + 1] = along_x0;
+        for (int c = 0; c < C; c++) grad[c] += g->mixed[at + c];
+        along[0] = weigh_row(grad, in->x + at, in->stream_mix[0], C, g->x + at);
+        along[1] = weigh_row(grad, in->x0 + at, in->stream_mix[1], C, g->x0 + at);
+        if (g->later_x0)
+            for (int c = 0; c < C; c++) g->x0[at + c] += g->later_x0[at + c];
+        if (in->skip) along[2] = weigh_row(grad, in->skip + at, in->stream_mix[2], C, g->skip + at);
     }
 }
 
@@ -184,7 +195,7 @@ void inputs_backward(const inputs_t *in, const operands_t *made, const input_gra
                 norm_and_turn_backward(in, start, tokens, in->H, g->q, made->q, made->q_inverse_rms, of_q);
                 norm_and_turn_backward(in, start, tokens, in->G, g->k, made->k, made->k_inverse_rms, of_k);
                 mix_values_backward(in, g, start, tokens, of_v);
-                scale_rows(made->mixed + (int64_t)start * C, made->inverse_rms + start, tokens, C, normed);
+                mix_and_norm_again(in, start, tokens, made->inverse_rms, normed);
                 product('N', 'N', tokens, C, HD, 1, of_q, HD, in->q, C, 0, grad_normed, C);
                 product('N', 'N', tokens, C, GD, 1, of_k, GD, in->k, C, 1, grad_normed, C);
                 product('N', 'N', tokens, C, GD, in->value_mix[0], of_v, GD, in->v, C, 1, grad_normed, C);

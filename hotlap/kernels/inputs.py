@@ -24,7 +24,8 @@ class Given(NamedTuple):
 
     x: Tensor  # (T, C)
     x0: Tensor  # (T, C)
-    residual_mix: Tensor  # (2,)
+    skip: Tensor  # (T, C), or empty
+    stream_mix: Tensor  # (2,); with a skip (3,)
     q: Tensor  # weights: (H·D, C)
     k: Tensor  # (G·D, C)
     v: Tensor  # (G·D, C)
@@ -35,7 +36,10 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The mixed stream, attention's operands, and 1 / RMS of stream, queries and keys for the backward."""
+    """The mixed stream, attention's operands, and 1 / RMS of stream, queries and keys for the backward.
+
+    Which takes empty ones for `mixed` and v: it needs neither.
+    """
 
     mixed: Tensor  # (T, C)
     inverse_rms: Tensor  # (T,)
@@ -77,7 +81,7 @@ class _Gradients(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_void_p)
-        for name in (*Received._fields, "x", "x0", "residual_mix", "weights", "mixed_in", "value_mix")
+        for name in (*Received._fields, "x", "x0", "skip", "stream_mix", "weights", "mixed_in", "value_mix")
     )
 
 
@@ -96,6 +100,9 @@ def _structure(given: Given) -> _Inputs:
     (num_tokens, width), head_dim = given.x.shape, 2 * given.cos.shape[2]
     assert given.q.shape[1] == given.k.shape[1] == width, f"weights {given.q.shape}, {given.k.shape}"
     assert given.k.shape == given.v.shape, f"keys by {given.k.shape}, values by {given.v.shape}"
+    assert given.skip.numel() in (0, given.x.numel()), f"a skip of {given.skip.shape}"
+    streams = 3 if given.skip.numel() else 2
+    assert given.stream_mix.shape == (streams,), f"{given.stream_mix.shape} weights for {streams} streams"
     features = given.mixed_in.numel()
     assert features in (0, num_tokens * len(given.v)), f"{given.mixed_in.shape} is mixed in"
     sizes = (num_tokens, width, len(given.q) // head_dim, len(given.k) // head_dim, head_dim)
@@ -123,12 +130,14 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     # Head by head, as attention's kernels leave them.
     by_head = [x_THD.transpose(0, 1).contiguous() for x_THD in (received.q, received.k, received.v)]
     new_empty = given.x.new_empty
-    x, x0, residual_mix = new_empty(given.x.shape), new_empty(given.x.shape), new_empty(inputs.T, 2)
+    x, x0, skip = (new_empty(stream.shape) for stream in (given.x, given.x0, given.skip))
+    stream_mix = new_empty(inputs.T, len(given.stream_mix))
     rows = [len(weight) for weight in (given.q, given.k, given.v)]
     weights = new_empty(threads, sum(rows), inputs.C)
     mixed_in, of_mixed_in = torch.empty_like(given.mixed_in), new_empty(inputs.T)
     came = (received.mixed.contiguous(), *by_head, received.later_x0.contiguous())
-    gradients = _Gradients(*map(pointer, (*came, x, x0, residual_mix, weights, mixed_in, of_mixed_in)))
+    new = (x, x0, skip, stream_mix, weights, mixed_in, of_mixed_in)
+    gradients = _Gradients(*map(pointer, (*came, *new)))
     workspace = new_empty(kernels.inputs_backward_floats(ctypes.byref(inputs), threads))
     structures = (inputs, _Operands(*map(pointer, made)), gradients)
     kernels.inputs_backward(*map(ctypes.byref, structures), pointer(workspace), threads)
@@ -136,4 +145,5 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     # The sum of gradient · value over all tokens, which is that of the weight's gradient · weight.
     value_mix = torch.stack(((v * given.v).sum(), of_mixed_in.sum()))
     none = new_empty(0)
-    return Given(x, x0, residual_mix.sum(0), q, k, v * given.value_mix[0], none, none, value_mix, mixed_in)
+    of_v = v * given.value_mix[0]
+    return Given(x, x0, skip, stream_mix.sum(0), q, k, of_v, none, none, value_mix, mixed_in)

@@ -1,4 +1,4 @@
-/* RMS norm of one row, with and without a rotation, and its gradient. Rows do not overlap, or are the same one, which the
+/* Of one row: RMS norm, with and without a rotation, its gradient, and that of a weighted sum. Rows do not overlap, or are the same one, which the
    compiler could not find out by itself: hence `omp simd`. */
 
 #ifndef HOTLAP_NORMS_H
@@ -46,6 +46,17 @@ static inline void norm_row_backward(const float *grad, const float *normed, flo
         grad_x[d] = first * cos[d] - second * sin[d];
         grad_x[d + half] = second * cos[d] + first * sin[d];
     }
+}
+
+/* From grad, that for a sum, that for what it has `weight` times of, a row x; returns the weight's own. */
+static inline float weigh_row(const float *grad, const float *x, float weight, int C, float *grad_x) {
+    float along = 0;
+#pragma omp simd reduction(+ : along)
+    for (int c = 0; c < C; c++) {
+        along += grad[c] * x[c];
+        grad_x[c] = weight * grad[c];
+    }
+    return along;
 }
 
 /* The norms of rows x (tokens, C) once more, from what norm_row returned. */

@@ -1,4 +1,4 @@
-/* One pass over activations each: norm with rotation (hotlap/model/layers.py, rotary.py) and a mix of two (layers.py). */
+/* One pass over activations each: norm with rotation (hotlap/model/layers.py, rotary.py) and a weighted sum (layers.py). */
 
 #include "common.h"
 #include "norms.h"
@@ -26,28 +26,24 @@ void norm_backward(const float *grad, const float *out, const float *inverse_rms
     }
 }
 
-/* out = weights[0] · a + weights[1] · b, all of `count` numbers. */
-void mix_forward(const float *weights, const float *a, const float *b, int64_t count, float *out, int num_threads) {
-    float of_a = weights[0], of_b = weights[1];
+/* out = the sum of weights[i] · streams[i]; all of `count` numbers. */
+void mix_forward(const float *weights, const float *const *streams, int num_streams, int64_t count, float *out,
+                 int num_threads) {
+    const float *a = streams[0], *b = streams[1], *c = num_streams > 2 ? streams[2] : NULL;
+    float of_a = weights[0], of_b = weights[1], of_c = c ? weights[2] : 0;
 #pragma omp parallel for simd schedule(static) num_threads(num_threads)
-    for (int64_t at = 0; at < count; at++) out[at] = of_a * a[at] + of_b * b[at];
+    for (int64_t at = 0; at < count; at++) out[at] = of_a * a[at] + of_b * b[at] + (c ? of_c * c[at] : 0);
 }
 
-/* From grad, that for out, those for a, b and, as one pair for each row of `row` numbers, for the weights. */
-void mix_backward(const float *grad, const float *weights, const float *a, const float *b, int rows, int row,
-                  float *grad_a, float *grad_b, float *grad_weights, int num_threads) {
-    float of_a = weights[0], of_b = weights[1];
+/* From grad, that for out, those for the streams and, as many for each row of `row` numbers as streams, for the weights. */
+void mix_backward(const float *grad, const float *weights, const float *const *streams, int num_streams, int rows, int row,
+                  float *const *grads, float *grad_weights, int num_threads) {
 #pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int i = 0; i < rows; i++) {
-        int64_t first = (int64_t)i * row;
-        float along_a = 0, along_b = 0;
-        for (int64_t at = first; at < first + row; at++) {
-            along_a += grad[at] * a[at];
-            along_b += grad[at] * b[at];
-            grad_a[at] = of_a * grad[at];
-            grad_b[at] = of_b * grad[at];
+    for (int i = 0; i < rows; i++)
+        for (int stream = 0; stream < num_streams; stream++) {
+            int64_t first = (int64_t)i * row;
+            const float *of_row = grad + first;
+            grad_weights[num_streams * i + stream] =
+                weigh_row(of_row, streams[stream] + first, weights[stream], row, grads[stream] + first);
         }
-        grad_weights[2 * i] = along_a;
-        grad_weights[2 * i + 1] = along_b;
-    }
 }

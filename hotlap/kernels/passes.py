@@ -1,4 +1,4 @@
-"""Kernels that pass once over activations, called with tensors: norm with rotation, and a sum of two.
+"""Kernels that pass once over activations, called with tensors: norm with rotation, and a weighted sum.
 
 Shapes: T tokens, H heads, D features of each.
 """
@@ -38,30 +38,31 @@ def norm_backward(
     return grad_x
 
 
-def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """weights[0] · a + weights[1] · b."""
-    operands = [x.contiguous() for x in (weights_2, a, b)]
-    out = a.new_empty(a.shape)
+def mix(weights: Tensor, *streams: Tensor) -> Tensor:
+    """The sum of weights[i] · streams[i]."""
+    weights, *streams_together = (x.contiguous() for x in (weights, *streams))
+    out = weights.new_empty(streams[0].shape)
     needed_library().mix_forward(
-        *map(pointer, operands),
-        *(ctypes.c_int64(a.numel()), pointer(out), torch.get_num_threads()),
+        *(pointer(weights), _addresses(streams_together), len(streams)),
+        *(ctypes.c_int64(out.numel()), pointer(out), torch.get_num_threads()),
     )
     return out
 
 
-def mix_backward(grad: Tensor, weights_2: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for the weights, a and b."""
-    operands = [x.contiguous() for x in (grad, weights_2, a, b)]
-    grad_a, grad_b = a.new_empty(a.shape), b.new_empty(b.shape)
-    rows = len(a)
-    by_row = a.new_empty(rows, 2)
+def mix_backward(grad: Tensor, weights: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+    """The gradients for the weights and the streams."""
+    grad, weights, *streams_together = (x.contiguous() for x in (grad, weights, *streams))
+    gradients = [x.new_empty(x.shape) for x in streams]
+    by_row = grad.new_empty(len(grad), len(streams))
     needed_library().mix_backward(
-        *map(pointer, operands),
-        *(rows, a[:1].numel()),
-        *(pointer(x) for x in (grad_a, grad_b, by_row)),
-        torch.get_num_threads(),
+        *(pointer(grad), pointer(weights), _addresses(streams_together), len(streams)),
+        *(len(grad), grad[:1].numel(), _addresses(gradients), pointer(by_row), torch.get_num_threads()),
     )
-    return by_row.sum(0), grad_a, grad_b
+    return by_row.sum(0), *gradients
+
+
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
 
 
 def _angles(cos: Tensor | None, sin: Tensor | None) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:

@@ -6,7 +6,7 @@ sequence; which token sees which is the business of the attention plan that it i
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,20 +48,17 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x_TC: Tensor,
-        x0_TC: Tensor,
-        residual_mix_2: Tensor,
+        streams: tuple[Tensor, ...],
+        stream_mix: Tensor,
         mixed_in: Tensor | None,
         rotation: Rotation,
         plan: AttentionPlan,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x mixed with x0, (T, C); attention's output before its projection; its values (T, G, D); x0."""
-        weights = (self.q.weight, self.k.weight, self.v.weight)
+        """The mixed stream, (T, C); attention's output before its projection; its values (T, G, D); x0."""
+        x_TC, weights = streams[0], (self.q.weight, self.k.weight, self.v.weight)
         mixed_in = None if mixed_in is None else mixed_in.to(x_TC.dtype)
         value_mix_2 = self.value_weights(x_TC, alone=mixed_in is None)
-        mixed_TC, q, k, v, x0_TC = inputs(
-            x_TC, x0_TC, residual_mix_2, weights, rotation, value_mix_2, mixed_in
-        )
+        mixed_TC, q, k, v, x0_TC = inputs(streams, stream_mix, weights, rotation, value_mix_2, mixed_in)
         y_THD = plan.attend(q, k, v, self.head_dim**-0.5)
         return mixed_TC, y_THD.flatten(-2), v, x0_TC
 
@@ -76,6 +73,13 @@ class Attention(nn.Module):
         return torch.stack((of_own + of_others, 0 * of_others) if alone else (of_own, of_others))
 
 
+class SkipConnection(NamedTuple):
+    """What an encoder block left, and how much of it a decoder block adds to its stream."""
+
+    x: Tensor  # (T, C)
+    weight: Tensor  # ()
+
+
 class Block(nn.Module):
     roles: ClassVar[dict[str, Role]] = {"residual_mix": "scalar"}
 
@@ -86,14 +90,26 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, x0: Tensor, mixed_in: Tensor | None, rotation: Rotation, plan: AttentionPlan
+        self,
+        x: Tensor,
+        x0: Tensor,
+        skip: SkipConnection | None,
+        mixed_in: Tensor | None,
+        rotation: Rotation,
+        plan: AttentionPlan,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The stream after the block, the values of its attention (None without attention), and x0 as it was.
 
         Later blocks are to take the x0 that comes back (see `inputs`).
         """
+        streams: tuple[Tensor, ...] = (x, x0)
+        stream_mix: Tensor = self.residual_mix
+        if skip is not None:
+            # residual_mix · (x + weight · skip, x0), as one sum of three.
+            streams = (*streams, skip.x)
+            stream_mix = torch.cat((stream_mix, stream_mix[:1] * skip.weight))
         if self.attention is None:
-            return self.mlp(mix(self.residual_mix, x, x0)), None, x0
-        x, attended, values, x0 = self.attention(x, x0, self.residual_mix, mixed_in, rotation, plan)
+            return self.mlp(mix(stream_mix, *streams)), None, x0
+        x, attended, values, x0 = self.attention(streams, stream_mix, mixed_in, rotation, plan)
         # The MLP projects it: a kernel then has the sum still in a core's cache.
         return self.mlp(x, attended, self.attention.out.weight), values, x0

@@ -11,13 +11,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
 from hotlap.model.bigrams import BigramEmbedding
-from hotlap.model.block import AttentionPlan, Block
+from hotlap.model.block import AttentionPlan, Block, SkipConnection
 from hotlap.model.head import softcapped, softcapped_cross_entropy
-from hotlap.model.layers import Head, Table, mix, rms_norm
+from hotlap.model.layers import Head, Table, rms_norm
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotary
 from hotlap.model.value_embeddings import ValueEmbeddings
@@ -73,10 +72,10 @@ class GPT(nn.Module):
         first_decoder = self.config.num_layers - self.num_skips
         encoder_outputs: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
+            skip = None
             if layer >= first_decoder:
-                skip_weight = self.skip_weights[layer - first_decoder, None]
-                x = mix(F.pad(skip_weight, (1, 0), value=1.0), x, encoder_outputs.pop())
-            x, values, x0 = block(x, x0, mixed_in[layer], rotation, plans[layer])
+                skip = SkipConnection(encoder_outputs.pop(), self.skip_weights[layer - first_decoder])
+            x, values, x0 = block(x, x0, skip, mixed_in[layer], rotation, plans[layer])
             if self.config.values == "first-layer" and layer == 0:
                 mixed_in = [values] * self.config.num_layers
             if layer < self.num_skips:

@@ -60,27 +60,28 @@ def rms_norm(x: Tensor) -> Tensor:
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(weights_2, a, b)
-        return passes.mix(weights_2, a, b)
+    def forward(ctx: Any, weights: Tensor, *streams: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, *streams)
+        return passes.mix(weights, *streams)
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         return passes.mix_backward(grad, *ctx.saved_tensors)
 
 
-def plain_mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The reference: weights[0] · a + weights[1] · b."""
-    return weights_2[0] * a + weights_2[1] * b
+def plain_mix(weights: Tensor, *streams: Tensor) -> Tensor:
+    """The reference: the sum of weights[i] · streams[i], of two or three."""
+    first, *others = (weight * stream for weight, stream in zip(weights.unbind(), streams, strict=True))
+    return sum(others, start=first)
 
 
-def mix(weights_2: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def mix(weights: Tensor, *streams: Tensor) -> Tensor:
     """As the plain version, in one pass each way where there are kernels in C."""
-    fit = weights_2.shape == (2,) and a.shape == b.shape and a.ndim > 0
-    if torch.compiler.is_compiling() or not (fit and kernels_take(weights_2, a, b)):
-        return plain_mix(weights_2, a, b)
-    result: Tensor = _Mix.apply(weights_2, a, b)  # type: ignore[no-untyped-call]
+    fit = weights.shape == (len(streams),) and len({x.shape for x in streams}) == 1 and streams[0].ndim > 0
+    if torch.compiler.is_compiling() or not (fit and kernels_take(weights, *streams)):
+        return plain_mix(weights, *streams)
+    result: Tensor = _Mix.apply(weights, *streams)  # type: ignore[no-untyped-call]
     return result
 
 
