@@ -64,7 +64,7 @@ def results_and_gradients(
 def shared_however_few(monkeypatch) -> None:
     """Kernels also where a thread has few tokens, and several chunks of them."""
     monkeypatch.setattr(kernel, "pays_to_share", lambda *_: True)
-    monkeypatch.setattr(kernel, "CHUNK_TOKENS", 32)
+    monkeypatch.setattr(kernel, "MOST_CHUNK_TOKENS", 32)
 
 
 @needs_kernels

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels import head, mlp, newton_schulz
+from hotlap.kernels.shares import chunk_tokens
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
@@ -182,18 +183,20 @@ def test_the_mlp_agrees_with_plain_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "width", "features", "chunk_tokens"),
+    ("num_tokens", "most", "expected"),
     [
-        (8192, 96, 384, 316),
-        (2048, 96, 384, 256),  # not 341, which would leave one token to a last chunk
-        (8192, 256, 1024, 256),
-        (8192, 768, 3072, 683),
-        (300, 256, 1024, 150),
-        (0, 256, 1024, 1),
+        (8192, 341, 316),
+        (2048, 341, 256),  # not 341, which would leave one token to a last chunk
+        (8192, 256, 256),
+        (8192, 768, 683),
+        (1100, 256, 184),
+        (300, 256, 150),
+        (0, 256, 1),
     ],
 )
-def test_chunks_of_the_mlp_are_long_enough_and_equal(num_tokens, width, features, chunk_tokens) -> None:
-    assert mlp._chunk_tokens(num_tokens, width, features, threads=2) == chunk_tokens
+def test_chunks_of_two_threads_are_equal(num_tokens, most, expected) -> None:
+    torch.set_num_threads(2)
+    assert chunk_tokens(num_tokens, most) == expected
 
 
 @needs_kernels

@@ -1,11 +1,11 @@
 """Kernels with weights that the BLAS packs once for all chunks, and without, as with another BLAS."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from hotlap.kernels import compiled, head, inputs, mlp
+from hotlap.kernels import attention, compiled, head, inputs, mlp
 from tests.kernels_here import needs_kernels
 
 NUM_TOKENS, WIDTH, HEAD_DIM = 700, 48, 16
@@ -36,27 +36,47 @@ def of_inputs() -> list[torch.Tensor]:
     return [*inputs.forward(inputs.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], mixed_in))]
 
 
+def of_attention() -> list[torch.Tensor]:
+    q, k, v = torch.randn(3, NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
+    first_key = (torch.arange(NUM_TOKENS) - 200).clamp(min=0).int()
+    return [*attention.forward(q, k, v, first_key, HEAD_DIM**-0.5)]
+
+
 def of_head() -> list[torch.Tensor]:
     x, weight = torch.randn(NUM_TOKENS, WIDTH), torch.randn(512, WIDTH) / 7
     targets = torch.randint(512, (NUM_TOKENS,))
     return [*head.loss_and_gradients(x, weight, targets, 15.0, 1 / NUM_TOKENS, needs_grad=True)]
 
 
+def seeded(kernel: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return kernel()
+
+
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_head])
 def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas, monkeypatch) -> None:
-    # Chunks of 256: a thread's last one is shorter, and is not for packed weights.
-    monkeypatch.setattr(mlp, "_chunk_tokens", lambda *_: 256)
+    # Chunks of 256: the last one is shorter, and is not for packed weights.
+    for module in (mlp, inputs):
+        monkeypatch.setattr(module, "chunk_tokens", lambda *_: 256)
     monkeypatch.setattr(head, "CHUNK_LOGITS", 256 * 512)
     torch.set_num_threads(threads)
     results = []
     for functions in (blas, [blas[0], None, None, None]):
         compiled.needed_library().set_blas(*functions)
-        torch.manual_seed(0)
-        results.append(kernel())
+        results.append(seeded(kernel))
     for packed, plain in zip(*results, strict=True):
         torch.testing.assert_close(packed, plain, atol=2e-6, rtol=2e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_attention])
+def test_whichever_thread_is_free_computes_the_same(kernel) -> None:
+    """Three threads, where this machine may have fewer cores: who takes which tokens changes."""
+    torch.set_num_threads(3)
+    first, *others = [seeded(kernel) for _ in range(40)]
+    assert all(torch.equal(ours, again) for other in others for ours, again in zip(first, other, strict=True))
 
 
 @needs_kernels

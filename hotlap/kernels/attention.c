@@ -10,6 +10,10 @@
 enum { TILE = 64, KEYS_AT_ONCE = 64 }; /* queries, keys: a square of scores and its operands fit the first cache */
 enum { DIAGONAL_KEYS = 16 };           /* at once, of those that only some of a tile's queries may see */
 
+/* Forward, a free thread takes some tiles of a head: as many as find keys of one another in its cache, but each thread has
+   to take several times, so that none waits long for the last one. */
+enum { MOST_TILES = 8, TURNS = 8 };
+
 /* q (H, T, D), k and v (G, T, D). */
 typedef struct {
     const float *q, *k, *v;
@@ -181,13 +185,15 @@ static void forward_tile(const attention_t *a, int first, int kv_head, int head,
    attention_forward_floats. */
 void attention_forward(const attention_t *a, float *out, float *log_sums, float *workspace, int num_threads) {
     int64_t floats_a_thread = attention_forward_floats(a);
-#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
-    for (int thread = 0; thread < num_threads; thread++) {
-        range_t queries = share(a, thread, num_threads);
-        for (int head = 0; head < a->H; head++)
-            for (int first = queries.first; first < queries.past; first += TILE)
-                forward_tile(a, first, head / (a->H / a->G), head, workspace + thread * floats_a_thread, out,
-                             log_sums);
+    int tiles_a_turn = (a->T + TILE - 1) / TILE * a->H / (num_threads * TURNS);
+    int queries = TILE * (tiles_a_turn < 1 ? 1 : least(tiles_a_turn, MOST_TILES));
+    int turns_a_head = (a->T + queries - 1) / queries;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+    for (int turn = 0; turn < a->H * turns_a_head; turn++) {
+        int head = turn / turns_a_head, start = turn % turns_a_head * queries, past = least(start + queries, a->T);
+        for (int first = start; first < past; first += TILE)
+            forward_tile(a, first, head / (a->H / a->G), head, workspace + omp_get_thread_num() * floats_a_thread, out,
+                         log_sums);
     }
 }
 

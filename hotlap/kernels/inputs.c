@@ -21,7 +21,7 @@ typedef struct { float *mixed, *inverse_rms, *q, *k, *v, *q_inverse_rms, *k_inve
 
 /* A thread's workspace: of a chunk the norms and their gradients, and three matrices of features. */
 static int64_t floats_a_thread(const inputs_t *in) {
-    return (int64_t)in->chunk_tokens * (2 * in->C + (in->H + 2 * in->G) * in->D);
+    return whole_lines((int64_t)in->chunk_tokens * (2 * in->C + (in->H + 2 * in->G) * in->D));
 }
 
 int64_t inputs_forward_floats(const inputs_t *in, int num_threads) {
@@ -95,21 +95,19 @@ void inputs_forward(const inputs_t *in, const operands_t *to, float *workspace, 
                                 weight_in(&workspace, in->v, in->G * in->D, C, 1, chunk_tokens)};
 #pragma omp parallel num_threads(num_threads)
     {
+        float *normed = workspace + omp_get_thread_num() * floats_a_thread(in);
+        float *features = normed + (int64_t)chunk_tokens * C;
         pack_weights(weights, 3);
-#pragma omp for schedule(static, 1)
-        for (int thread = 0; thread < num_threads; thread++) {
-            float *normed = workspace + thread * floats_a_thread(in), *features = normed + (int64_t)chunk_tokens * C;
-            int first = (int64_t)in->T * thread / num_threads, past = (int64_t)in->T * (thread + 1) / num_threads;
-            for (int start = first; start < past; start += chunk_tokens) {
-                int tokens = least(chunk_tokens, past - start);
-                mix_and_norm(in, start, tokens, to, normed);
-                times_weight(&weights[0], tokens, normed, 0, features);
-                norm_and_turn(in, start, tokens, in->H, features, to->q, to->q_inverse_rms);
-                times_weight(&weights[1], tokens, normed, 0, features);
-                norm_and_turn(in, start, tokens, in->G, features, to->k, to->k_inverse_rms);
-                times_weight(&weights[2], tokens, normed, 0, features);
-                mix_values(in, start, tokens, features, to->v);
-            }
+#pragma omp for schedule(dynamic, 1)
+        for (int start = 0; start < in->T; start += chunk_tokens) {
+            int tokens = least(chunk_tokens, in->T - start);
+            mix_and_norm(in, start, tokens, to, normed);
+            times_weight(&weights[0], tokens, normed, 0, features);
+            norm_and_turn(in, start, tokens, in->H, features, to->q, to->q_inverse_rms);
+            times_weight(&weights[1], tokens, normed, 0, features);
+            norm_and_turn(in, start, tokens, in->G, features, to->k, to->k_inverse_rms);
+            times_weight(&weights[2], tokens, normed, 0, features);
+            mix_values(in, start, tokens, features, to->v);
         }
     }
 }

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 from hotlap.kernels.passes import EPSILON
-from hotlap.kernels.shares import pays_to_share
+from hotlap.kernels.shares import chunk_tokens, pays_to_share
 
-# 128 and 512 take as long, at widths of 128 and 256.
-CHUNK_TOKENS = 256
+# Of a thread's chunk. 128 and 512 take as long, at widths of 128 and 256.
+MOST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
@@ -106,7 +106,7 @@ def _structure(given: Given) -> _Inputs:
     features = given.mixed_in.numel()
     assert features in (0, num_tokens * len(given.v)), f"{given.mixed_in.shape} is mixed in"
     sizes = (num_tokens, width, len(given.q) // head_dim, len(given.k) // head_dim, head_dim)
-    return _Inputs(*map(pointer, given), *sizes, min(CHUNK_TOKENS, max(1, num_tokens)), EPSILON)
+    return _Inputs(*map(pointer, given), *sizes, chunk_tokens(num_tokens, MOST_CHUNK_TOKENS), EPSILON)
 
 
 def forward(given: Given) -> Made:

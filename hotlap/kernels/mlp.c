@@ -16,7 +16,7 @@ typedef struct {
 
 /* A thread's workspace: a chunk's norms, and as many matrices of its hidden features. */
 static int64_t floats_a_thread(const mlp_t *mlp, int matrices) {
-    return (int64_t)mlp->chunk_tokens * (mlp->C + (int64_t)matrices * mlp->F);
+    return whole_lines((int64_t)mlp->chunk_tokens * (mlp->C + (int64_t)matrices * mlp->F));
 }
 
 enum { MOST_WEIGHTS = 3 };
@@ -65,28 +65,25 @@ void mlp_forward(const mlp_t *mlp, float *sum, float *y, float *inverse_rms, flo
     int num_weights = place_weights(mlp, &workspace, weights);
 #pragma omp parallel num_threads(num_threads)
     {
+        float *normed = workspace + omp_get_thread_num() * floats_a_thread(mlp, 1);
+        float *features = normed + (int64_t)chunk_tokens * C;
         pack_weights(weights, num_weights);
-#pragma omp for schedule(static, 1)
-        for (int thread = 0; thread < num_threads; thread++) {
-            float *normed = workspace + thread * floats_a_thread(mlp, 1);
-            float *features = normed + (int64_t)chunk_tokens * C;
-            int first = (int64_t)T * thread / num_threads, past = (int64_t)T * (thread + 1) / num_threads;
-            for (int start = first; start < past; start += chunk_tokens) {
-                int tokens = least(chunk_tokens, past - start);
-                int64_t at = (int64_t)start * C;
-                const float *x = mlp->x + at;
-                if (mlp->attended) {
-                    memcpy(sum + at, x, sizeof(float) * tokens * C);
-                    times_weight(&weights[2], tokens, mlp->attended + (int64_t)start * mlp->A, 1, sum + at);
-                    x = sum + at;
-                }
-                for (int64_t i = 0; i < tokens; i++)
-                    inverse_rms[start + i] = norm_row(x + i * C, NULL, NULL, C, mlp->epsilon, normed + i * C);
-                times_weight(&weights[0], tokens, normed, 0, features);
-                relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
-                memcpy(y + at, x, sizeof(float) * tokens * C);
-                times_weight(&weights[1], tokens, features, 1, y + at);
+#pragma omp for schedule(dynamic, 1)
+        for (int start = 0; start < T; start += chunk_tokens) {
+            int tokens = least(chunk_tokens, T - start);
+            int64_t at = (int64_t)start * C;
+            const float *x = mlp->x + at;
+            if (mlp->attended) {
+                memcpy(sum + at, x, sizeof(float) * tokens * C);
+                times_weight(&weights[2], tokens, mlp->attended + (int64_t)start * mlp->A, 1, sum + at);
+                x = sum + at;
             }
+            for (int64_t i = 0; i < tokens; i++)
+                inverse_rms[start + i] = norm_row(x + i * C, NULL, NULL, C, mlp->epsilon, normed + i * C);
+            times_weight(&weights[0], tokens, normed, 0, features);
+            relu_and_square(features, (int64_t)tokens * F, hidden + (int64_t)start * F);
+            memcpy(y + at, x, sizeof(float) * tokens * C);
+            times_weight(&weights[1], tokens, features, 1, y + at);
         }
     }
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotlap.kernels.compiled import kernels_take, needed_library, pointer
 from hotlap.kernels.passes import EPSILON
-from hotlap.kernels.shares import pays_to_share
+from hotlap.kernels.shares import chunk_tokens, pays_to_share
 
 # Every chunk of a thread goes through both weights and their gradients, which fit a cache or are worth it to
 # a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
@@ -65,22 +65,15 @@ def suits(x_TC: Tensor, expand_FC: Tensor, *others: Tensor) -> bool:
     return fits and kernels_take(x_TC, expand_FC, *others)
 
 
-def _chunk_tokens(num_tokens: int, width: int, num_features: int, threads: int) -> int:
-    share = -(-num_tokens // threads)
-    most = max(LEAST_CHUNK_TOKENS, width, CHUNK_FEATURES // num_features)
-    chunks = max(1, -(-share // most))
-    # All of them equal but for the last one's end: a chunk of a few tokens costs a pass over all weights.
-    return max(1, -(-share // chunks))
-
-
 def _structure(given: Given) -> _Mlp:
     (num_tokens, width), num_features, attended = given.x.shape, len(given.expand), given.attended.shape[-1]
     shapes = tuple(x.shape for x in given[1:])
     with_attention = ((num_tokens, attended), (width, attended)) if given.attended.numel() else shapes[:2]
     expected = (*with_attention, (num_features, width), (width, num_features))
     assert shapes == expected, f"operands of {shapes} for {num_tokens} tokens and width {width}"
-    chunk_tokens = _chunk_tokens(num_tokens, width, num_features, torch.get_num_threads())
-    return _Mlp(*map(pointer, given), num_tokens, width, attended, num_features, chunk_tokens, EPSILON)
+    most = max(LEAST_CHUNK_TOKENS, width, CHUNK_FEATURES // num_features)
+    sizes = (num_tokens, width, attended, num_features, chunk_tokens(num_tokens, most))
+    return _Mlp(*map(pointer, given), *sizes, EPSILON)
 
 
 def forward(given: Given) -> Made:

@@ -1,4 +1,4 @@
-"""Gradients of weights as a sum of shares: each thread's, over its own tokens."""
+"""How the threads of a kernel share out its tokens, and with them the sums that are gradients of weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ LEAST_TOKENS_A_THREAD = 256
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def num_threads() -> int:
     return torch.get_num_threads()
+
+
+def chunk_tokens(num_tokens: int, most: int) -> int:
+    """How many a thread takes at a time, at most so many.
+
+    Chunks of a thread's share are equal but for the end of the last: one of a few tokens would cost a pass
+    over all weights.
+    """
+    share = -(-num_tokens // num_threads())
+    chunks = max(1, -(-share // most))
+    return max(1, -(-share // chunks))
 
 
 def least_tokens_a_share(rows: int, cols: int) -> int:

@@ -29,9 +29,9 @@ typedef struct {
     float *packed;
 } weight_t;
 
-/* Floats for a packed weight; whole cache lines. */
+/* Floats for a packed weight. */
 static inline int64_t packed_floats(int n, int k, int chunk_tokens) {
-    return pack_size ? (int64_t)(pack_size(RIGHT_OPERAND, chunk_tokens, n, k) + 63) / 64 * 16 : 0;
+    return pack_size ? whole_lines((pack_size(RIGHT_OPERAND, chunk_tokens, n, k) + 3) / sizeof(float)) : 0;
 }
 
 /* A weight to be packed into *room, which is moved past it. */

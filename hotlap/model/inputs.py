@@ -1,8 +1,8 @@
 """From the residual stream to attention's operands: everything of a block that comes before its attention.
 
-The stream is mixed with the embedding and a skip connection, normed, and multiplied by three matrices; queries
-and keys are normed again and turned, and values mixed with what is mixed in. One by one, that is a dozen
-passes over activations. Kernels in C, where there are any, take some tokens at a time through all of it.
+The stream is mixed with the embedding and a skip connection, normed, and multiplied by three matrices;
+queries and keys are normed again and turned, and values mixed with what is mixed in. One by one, that is a
+dozen passes over activations. Kernels in C, where there are any, take some tokens at a time through it all.
 Shapes: T tokens, C width, H query heads, G key/value heads, D head dim.
 """
 
