@@ -2,9 +2,9 @@
 
 They take what PyTorch's own operators cannot keep in a core's cache: attention and what comes before it, the
 MLP and the head, from the first product to the last, norms and mixes in one pass, Newton-Schulz a matrix at a
-time, and steps of Muon and of a table. The compiler needs a few seconds and no headers but its own; what it
-made is kept in the cache, one file for each kind of processor. Nothing depends on it: without gcc, with
-another BLAS, or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
+time, and the optimizers' steps. The compiler needs a few seconds and no headers but its own; what it made is
+kept in the cache, one file for each kind of processor. Nothing depends on it: without gcc, with another BLAS,
+or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -77,6 +78,10 @@ def needed_library() -> ctypes.CDLL:
 def pointer(x: torch.Tensor) -> ctypes.c_void_p:
     """NULL for an empty tensor."""
     return ctypes.c_void_p(x.data_ptr() or None)
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import needed_library, pointer
+from hotlap.kernels.compiled import addresses, needed_library, pointer
 
 EPSILON = torch.finfo(torch.float32).eps  # as rms_norm's default
 
@@ -43,7 +43,7 @@ def mix(weights: Tensor, *streams: Tensor) -> Tensor:
     weights, *streams_together = (x.contiguous() for x in (weights, *streams))
     out = weights.new_empty(streams[0].shape)
     needed_library().mix_forward(
-        *(pointer(weights), _addresses(streams_together), len(streams)),
+        *(pointer(weights), addresses(streams_together), len(streams)),
         *(ctypes.c_int64(out.numel()), pointer(out), torch.get_num_threads()),
     )
     return out
@@ -55,14 +55,10 @@ def mix_backward(grad: Tensor, weights: Tensor, *streams: Tensor) -> tuple[Tenso
     gradients = [x.new_empty(x.shape) for x in streams]
     by_row = grad.new_empty(len(grad), len(streams))
     needed_library().mix_backward(
-        *(pointer(grad), pointer(weights), _addresses(streams_together), len(streams)),
-        *(len(grad), grad[:1].numel(), _addresses(gradients), pointer(by_row), torch.get_num_threads()),
+        *(pointer(grad), pointer(weights), addresses(streams_together), len(streams)),
+        *(len(grad), grad[:1].numel(), addresses(gradients), pointer(by_row), torch.get_num_threads()),
     )
     return by_row.sum(0), *gradients
-
-
-def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
 
 
 def _angles(cos: Tensor | None, sin: Tensor | None) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:

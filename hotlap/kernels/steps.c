@@ -1,5 +1,5 @@
-/* One pass over parameters each: over the rows of a table (hotlap/optim/row_rms.py), and over matrices for Muon's momentum
-   and its step (hotlap/optim/matrix_steps.py). */
+/* One pass over parameters each: over the rows of a table (hotlap/optim/row_rms.py), over all that AdamW takes
+   (hotlap/optim/adam.py), and over matrices for Muon's momentum and its step (hotlap/optim/matrix_steps.py). */
 
 #include "common.h"
 
@@ -23,8 +23,37 @@ void step_rows(float *table, const float *grad, float *squares, int rows, int wi
     }
 }
 
-enum { BLOCK = 4096 };           /* entries of a matrix that a thread takes at once */
+enum { BLOCK = 4096 };            /* entries that a thread takes at once */
 enum { ALL_FOR_THREADS = 65536 }; /* fewer are done before other threads have begun */
+
+typedef struct {
+    float *weight;
+    const float *gradient;
+    float *mean, *square;
+    float rate, inverse_root_correction, keep, beta1, beta2, epsilon;
+    int64_t entries;
+} adam_step_t;
+
+void step_adam(const adam_step_t *steps, int count, int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    for (int i = 0; i < count; i++) {
+        adam_step_t step = steps[i];
+#pragma omp for schedule(static) nowait
+        for (int64_t start = 0; start < step.entries; start += BLOCK) {
+            int64_t past = start + BLOCK < step.entries ? start + BLOCK : step.entries;
+#pragma omp simd
+            for (int64_t at = start; at < past; at++) {
+                float gradient = step.gradient[at];
+                float mean = step.mean[at] + (1 - step.beta1) * (gradient - step.mean[at]);
+                float square = step.beta2 * step.square[at] + (1 - step.beta2) * gradient * gradient;
+                float root = sqrtf(square) * step.inverse_root_correction + step.epsilon;
+                step.mean[at] = mean;
+                step.square[at] = square;
+                step.weight[at] = step.keep * step.weight[at] - step.rate * mean / root;
+            }
+        }
+    }
+}
 
 /* For each of `count` matrices: momentum = keep · momentum + take · gradient, and
    update = of_gradient · gradient + of_momentum · momentum. momenta and updates (count, entries). */

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotlap.kernels.compiled import needed_library, pointer
+from hotlap.kernels.compiled import addresses, needed_library, pointer
 
 
 def step_rows(
@@ -25,6 +26,42 @@ def step_rows(
     )
 
 
+class AdamStep(NamedTuple):
+    """One tensor's step of AdamW, with `mean` and `square` of its gradients so far."""
+
+    weight: Tensor
+    gradient: Tensor
+    mean: Tensor
+    square: Tensor
+    rate: float  # the learning rate, over what the mean lacks
+    inverse_root_correction: float  # what the root of `square` is multiplied by
+    keep: float  # of the weight, before the step
+    beta1: float
+    beta2: float
+    eps: float
+
+
+class _AdamStep(ctypes.Structure):
+    """`adam_step_t` of steps.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in AdamStep._fields[:4]),
+        *((name, ctypes.c_float) for name in AdamStep._fields[4:]),
+        ("entries", ctypes.c_int64),
+    )
+
+
+def step_adam(tensors: Sequence[AdamStep]) -> None:
+    """AdamW's step, as torch has it, of all the tensors, in place."""
+    together = [step._replace(gradient=step.gradient.contiguous()) for step in tensors]
+    for step in together:
+        assert len({x.shape for x in step[:4]}) == 1, f"a weight of {step.weight.shape} and others"
+        assert all(x.is_contiguous() for x in step[:4]), "tensors lie in memory row by row"
+    structures = (_AdamStep(*map(pointer, step[:4]), *step[4:], step.weight.numel()) for step in together)
+    array = (_AdamStep * len(together))(*structures)
+    needed_library().step_adam(array, len(together), torch.get_num_threads())
+
+
 def step_momenta(
     gradients: Sequence[Tensor],
     momenta: Tensor,
@@ -38,7 +75,7 @@ def step_momenta(
     gradients, updates = [gradient.contiguous() for gradient in gradients], torch.empty_like(momenta)
     count = len(gradients)
     needed_library().step_momenta(
-        *(_addresses(gradients), pointer(momenta), pointer(updates), count, _entries(momenta, count)),
+        *(addresses(gradients), pointer(momenta), pointer(updates), count, _entries(momenta, count)),
         *map(ctypes.c_float, (keep, take, of_gradient, of_momentum)),
         torch.get_num_threads(),
     )
@@ -56,13 +93,9 @@ def step_matrices(
     assert all(weight.is_contiguous() for weight in weights), "matrices lie in memory row by row"
     updates, count = updates.contiguous(), len(weights)
     needed_library().step_matrices(
-        *(_addresses(weights), pointer(updates), _floats(rates), _floats(decays)),
+        *(addresses(weights), pointer(updates), _floats(rates), _floats(decays)),
         *(count, _entries(updates, count), int(cautious), torch.get_num_threads()),
     )
-
-
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
 
 
 def _floats(values: Sequence[float]) -> ctypes.Array[ctypes.c_float]:
