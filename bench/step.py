@@ -6,7 +6,7 @@ Forward and backward of the `softcap` model, counting 6 FLOP per weight of a mat
 attention over the visible block pairs, as a fraction of what plain float32 products do right before and after
 each step. "of peak" takes the best of five products, "of median" their median: a neighbour's busy moments
 spare the best of a few short products but hardly a step of seconds, so that on a noisy machine only the
-second compares like with like. Medians of three steps or more, as many as fit into a while. Compiled is what
+second compares like with like. Medians of five steps or more, as many as fit into a while. Compiled is what
 a long run would compile: blocks, where there are no kernels in C. Optimizers are timed in turn with the steps
 of a lap, whose gradients and weights they find as a run leaves them.
 """
@@ -35,8 +35,8 @@ from hotlap.train.masking import Masking
 from hotlap.train.metrics import matmul_flops_per_token
 
 CPU = torch.device("cpu")
-FEWEST_STEPS = 3
-SECONDS_A_ROW = 10
+FEWEST_STEPS = 5
+SECONDS_A_ROW = 15
 # size: (heads, tokens, vocabulary, window in blocks)
 SIZES = {
     "6x128": (2, 8192, 4096, 4),

@@ -34,7 +34,7 @@ int64_t inputs_backward_floats(const inputs_t *in, int num_threads) { return num
 /* The streams at a token, weighted and added up. */
 static inline void mix_row(const inputs_t *in, int64_t token, float *to) {
     int C = in->C;
-    const float *x = in->x + token * C, *x0 = in->x0 + token * C, *skip = in->skip + (in->skip ? token * C : 0);
+    const float *x = in->x + token * C, *x0 = in->x0 + token * C, *skip = in->skip ? in->skip + token * C : NULL;
     float of_x = in->stream_mix[0], of_x0 = in->stream_mix[1], of_skip = skip ? in->stream_mix[2] : 0;
 #pragma omp simd
     for (int c = 0; c < C; c++) to[c] = of_x * x[c] + of_x0 * x0[c] + (skip ? of_skip * skip[c] : 0);
