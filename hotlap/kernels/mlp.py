@@ -71,7 +71,10 @@ def _structure(given: Given) -> _Mlp:
     with_attention = ((num_tokens, attended), (width, attended)) if given.attended.numel() else shapes[:2]
     expected = (*with_attention, (num_features, width), (width, num_features))
     assert shapes == expected, f"operands of {shapes} for {num_tokens} tokens and width {width}"
-    most = max(LEAST_CHUNK_TOKENS, width, CHUNK_FEATURES // num_features)
+    # A wide weight's way through the caches is worth it to a long chunk. Powers of 2: at a width of 768, 683
+    # tokens at a time take 1.04 times as long as 1,024.
+    of_width = 2 ** (width - 1).bit_length()
+    most = max(LEAST_CHUNK_TOKENS, of_width, CHUNK_FEATURES // num_features)
     sizes = (num_tokens, width, attended, num_features, chunk_tokens(num_tokens, most))
     return _Mlp(*map(pointer, given), *sizes, EPSILON)
 
