@@ -114,7 +114,8 @@ static void exponentials(const tile_t *tile, int key, int keys, const float *les
         for (int i = 0; i < keys; i++) {
             vector_t *at = (vector_t *)(scores + i * TILE + j), power = powers_of_2(*at - shift);
             if (hides) power = (vector_t)((lanes_t)power & who_sees(tile, j, key + i));
-            sum += *at = power;
+            *at = power;
+            sum += power;
         }
         if (sums) *(vector_t *)(sums + j) += sum;
     }
