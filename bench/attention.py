@@ -20,7 +20,7 @@ from hotlap import kernels
 from hotlap.attention import Backend, choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import visible_pairs
-from hotlap.attention.masks import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
+from hotlap.attention.mask import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
 from hotlap.attention.native import NativeBackend
 from hotlap.attention.tiles import TILE, plan_runs
 from hotlap.hardware import tune_malloc

@@ -21,7 +21,7 @@ import torch
 from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap.hardware import tune_malloc
 from hotlap.kernels import unavailable
-from hotlap.kernels.compiled import SWITCH
+from hotlap.kernels.cpu.library import SWITCH
 from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary

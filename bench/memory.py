@@ -15,11 +15,11 @@ import torch
 from bench.step import CPU, configuration, make_model
 from hotlap.attention import choose_backend
 from hotlap.hardware import has_native_bf16, tune_malloc
-from hotlap.optim.groups import build_optimizers
+from hotlap.optim.routing import build_optimizers
 from hotlap.settings import updated
+from hotlap.train.flops import peak_rss_mib
 from hotlap.train.lap import route_parameters, saved_bytes_per_layer
 from hotlap.train.masking import Masking
-from hotlap.train.metrics import peak_rss_mib
 
 TOKENS = 16_384
 

@@ -22,7 +22,7 @@ from hotlap.hardware import has_native_bf16
 from hotlap.model import build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim import Muon, orthogonalize, step_coefficients
-from hotlap.optim.groups import RoutedParameter, build_optimizers, route
+from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from hotlap.recipes import resolve
 from hotlap.settings import updated
 from hotlap.train.masking import Masking

@@ -22,9 +22,9 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer as Reference
 
-from hotlap.data.corpora import CORPORA, fetch_gpt2_tokenizer
-from hotlap.data.prepare import available_workers
-from hotlap.data.tokenizer import Tokenizer, train_tokenizer
+from hotlap.corpus.corpora import CORPORA, fetch_gpt2_tokenizer
+from hotlap.corpus.prepare import available_workers
+from hotlap.corpus.tokenizer import Tokenizer, train_tokenizer
 from hotlap.progress import to_stderr
 
 REPEATS = 3

@@ -26,8 +26,8 @@ from hotlap.attention import choose_backend
 from hotlap.hardware import tune_malloc
 from hotlap.recipes import resolve
 from hotlap.settings import updated
+from hotlap.train.flops import peak_rss_mib
 from hotlap.train.masking import Masking
-from hotlap.train.metrics import peak_rss_mib
 
 CPU = torch.device("cpu")
 LENGTHS = (2048, 4096, 16_384, 65_536)

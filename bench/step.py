@@ -26,13 +26,13 @@ from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
 from hotlap.kernels import unavailable
 from hotlap.model import GPT, GPT2, build_model
-from hotlap.optim.groups import build_optimizers
+from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.compilation import apply_compile
+from hotlap.train.compile import apply_compile
+from hotlap.train.flops import matmul_flops_per_token
 from hotlap.train.lap import route_parameters
 from hotlap.train.masking import Masking
-from hotlap.train.metrics import matmul_flops_per_token
 
 CPU = torch.device("cpu")
 FEWEST_STEPS = 5

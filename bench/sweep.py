@@ -30,14 +30,14 @@ from bench.__main__ import described, write_section
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.attention import choose_backend
 from hotlap.config import Config
-from hotlap.data.corpora import find_corpus
-from hotlap.data.prepare import Settings, prepare
-from hotlap.data.sources import TextsSource
-from hotlap.data.tokenizing import is_validation
+from hotlap.corpus.corpora import find_corpus
+from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.sources import TextsSource
+from hotlap.corpus.tokenizing import is_validation
 from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
 from hotlap.model import build_model
-from hotlap.optim.groups import build_optimizers
+from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.report.stats import summarize, welch
 from hotlap.settings import as_text

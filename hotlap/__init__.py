@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotlap.loading import load
+    from hotlap.inference.load import load
 
 __all__ = ["__version__", "load"]
 
@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from hotlap.loading import load
+        from hotlap.inference.load import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

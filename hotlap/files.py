@@ -2,7 +2,7 @@
 machine goes down.
 
 Everything that is written at once goes to a `.partial` name first, is synced, then renamed. Errors of the
-system pass through; `hotlap.data.files` and `hotlap.train.durable` turn them into one line for the user.
+system pass through; `hotlap.data.files` and `hotlap.runs.durable` turn them into one line for the user.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hotlap.attention import Backend
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import Mask
+from hotlap.attention.mask import Mask
 
 
 @dataclass(frozen=True)

@@ -9,4 +9,4 @@ needs_kernels = pytest.mark.skipif(kernels.library() is None, reason=f"kernels i
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that cannot compile them."""
-    monkeypatch.setattr("hotlap.kernels.compiled._load", lambda: (None, "left out by a test"))
+    monkeypatch.setattr("hotlap.kernels.cpu.library._load", lambda: (None, "left out by a test"))

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from hotlap.train import checkpoint as store
-from hotlap.train.checkpoint import Checkpoint
+from hotlap.runs import checkpoint as store
+from hotlap.runs.checkpoint import Checkpoint
 
 GROUPS = {"model": 0.0, "optimizer": 0.5}  # name → what its numbers are above the step
 

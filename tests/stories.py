@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hotlap.data.prepare import Settings
+from hotlap.corpus.prepare import Settings
+from hotlap.corpus.tokenizer import load_tokenizer
 from hotlap.data.stream import open_split
-from hotlap.data.tokenizer import load_tokenizer
 
 SMALL = Settings(vocabulary=300)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotlap.config import OptimConfig
 from hotlap.optim.adam import KernelAdam
-from hotlap.optim.groups import RoutedParameter, build_optimizers, route
+from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from tests.kernels_here import needs_kernels, without_kernels
 
 BETAS, EPS = (0.8, 0.95), 1e-10

@@ -10,7 +10,7 @@ from torch import Tensor
 from hotlap.attention import choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import first_visible_keys
+from hotlap.attention.mask import first_visible_keys
 from hotlap.attention.tiles import TILE, batches, plan_runs
 from hotlap.errors import ConfigError, DeviceError
 from tests.attention_cases import (

@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from hotlap.data import decoding, sources
-from hotlap.data.decoding import Tally
-from hotlap.data.prepare import Settings, prepare
-from hotlap.data.sources import FilesSource
+from hotlap.corpus import decoding, sources
+from hotlap.corpus.decoding import Tally
+from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.sources import FilesSource
 from hotlap.errors import DataError
 from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hotlap.errors import CheckpointError
-from hotlap.train import checkpoint as store
-from hotlap.train.checkpoint import Checkpoint
+from hotlap.runs import checkpoint as store
+from hotlap.runs.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[1]
 

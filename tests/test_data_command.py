@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.cli import main
-from hotlap.data.corpora import CORPORA
+from hotlap.corpus.corpora import CORPORA
 from hotlap.data.shards import write_shard
 from hotlap.progress import Progress
 from tests.wheels_on_hand import require

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import hotlap.export
+import hotlap.inference.export
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.export import export, without_folders
-from hotlap.loading import load
+from hotlap.inference.export import export, without_folders
+from hotlap.inference.load import load
 from tests.command import complaint
 from tests.trained_run import in_process, trained_run
 
@@ -114,7 +114,7 @@ def test_weights_that_differ_after_writing_are_noticed_and_nothing_stays(monkeyp
         name = next(iter(weights))
         save_file({**weights, name: weights[name] + 1e-3}, path, **options)
 
-    monkeypatch.setattr(hotlap.export, "save_file", save_wrongly)
+    monkeypatch.setattr(hotlap.inference.export, "save_file", save_wrongly)
     with pytest.raises(CheckpointError, match="equal to the run's"):
         export(load(trained_run(), device="cpu"), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

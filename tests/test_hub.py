@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotlap.data import hub
-from hotlap.data.catalogue import ensure_prepared, prepared_directory
-from hotlap.data.hub import HUB_CORPORA, prepare_from_hub
+from hotlap.corpus import hub
+from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
+from hotlap.corpus.hub import HUB_CORPORA, prepare_from_hub
+from hotlap.corpus.tokenizer import Tokenizer, train_tokenizer
 from hotlap.data.manifest import read_manifest
 from hotlap.data.shards import write_shard
 from hotlap.data.stream import open_split
-from hotlap.data.tokenizer import Tokenizer, train_tokenizer
 from hotlap.errors import ConfigError, DataError
 from tests.hub_server import REVISION, HubServer, serving
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotlap.kernels import inputs as kernel
+from hotlap.kernels.cpu import inputs as kernel
 from hotlap.model.inputs import inputs, plain_inputs
 from hotlap.model.rotary import Rotary, Rotation
 from tests.attention_cases import relative_error

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotlap.kernels import head, mlp, newton_schulz
-from hotlap.kernels.shares import chunk_tokens
+from hotlap.kernels.cpu import head, mlp, newton_schulz
+from hotlap.kernels.cpu.shares import chunk_tokens
 from hotlap.model import head as plain_head
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hotlap.distributed.launch import FAILURE_FILE_VARIABLE, first_failure, tell_launcher, told_by_a_rank
 from hotlap.errors import ConfigError
-from hotlap.train.launch import FAILURE_FILE_VARIABLE, first_failure, tell_launcher, told_by_a_rank
 
 MISTAKE = ConfigError(expected="a", found="b", do="c")
 

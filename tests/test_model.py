@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hotlap.attention import choose_backend, make_plan
-from hotlap.attention.masks import Mask, document_ids
+from hotlap.attention.mask import Mask, document_ids
 from hotlap.config import ModelConfig
 from hotlap.model import build_model
 from hotlap.model.layers import Matrix
 from hotlap.model.roles import parameter_roles
 from hotlap.recipes import RECIPES, resolve
 from hotlap.settings import updated
-from hotlap.train.compilation import apply_compile
+from hotlap.train.compile import apply_compile
 from tests.kernels_here import needs_kernels
 from tests.tiny import made_up_tokens, make_masking, make_model, train
 

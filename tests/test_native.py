@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import first_visible_keys
+from hotlap.attention.mask import first_visible_keys
 from hotlap.attention.native import NativeBackend
-from hotlap.kernels import attention
+from hotlap.kernels.cpu import attention
 from tests.attention_cases import (
     CASES,
     LONG_CASES,

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hotlap.data import sources, tokenizer, tokenizing
-from hotlap.data.catalogue import ensure_prepared, prepared_directory
-from hotlap.data.corpora import CORPORA
-from hotlap.data.decoding import Tally
+from hotlap.corpus import sources, tokenizer, tokenizing
+from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
+from hotlap.corpus.corpora import CORPORA
+from hotlap.corpus.decoding import Tally
+from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.sources import FilesSource, separated
+from hotlap.corpus.tokenizer import pieces
+from hotlap.corpus.tokenizing import is_validation
 from hotlap.data.manifest import read_manifest
-from hotlap.data.prepare import Settings, prepare
-from hotlap.data.sources import FilesSource, separated
 from hotlap.data.stream import open_split
-from hotlap.data.tokenizer import pieces
-from hotlap.data.tokenizing import is_validation
 from hotlap.errors import ConfigError, DataError
 from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl, shards_of, splits_of, story
 from tests.wheels_on_hand import cache_holding
@@ -196,7 +196,7 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_the_tokenizer_learns_from_a_sample_over_the_whole_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hotlap.data import prepare as prepare_module
+    from hotlap.corpus import prepare as prepare_module
 
     learned: list[str] = []
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hotlap.data import tokenizing
+from hotlap.corpus import tokenizing
+from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.sources import FilesSource
+from hotlap.corpus.staging import publish, staging
 from hotlap.data.manifest import Manifest, read_manifest
-from hotlap.data.prepare import Settings, prepare
-from hotlap.data.sources import FilesSource
-from hotlap.data.staging import publish, staging
 from hotlap.data.stream import open_split
 from hotlap.errors import DataError
 from tests.stories import SMALL, STORIES, documents_in, jsonl, shards_of, story
@@ -65,7 +65,7 @@ def test_a_finished_directory_is_of_use_where_nothing_can_be_written(tmp_path: P
     path = jsonl(tmp_path / "a.jsonl", STORIES)
     first = prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotlap.data.prepare.staging", None)
+        patch.setattr("hotlap.corpus.prepare.staging", None)
         assert prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out") == first
 
 

@@ -15,8 +15,8 @@ from hotlap.report.analysis import analyse, label_runs, pairing_holds, to_json, 
 from hotlap.report.figures import build_figures, mean_and_range
 from hotlap.report.page import render_page, write_report
 from hotlap.report.picture import write_picture
-from hotlap.report.runs import load_run, load_runs
 from hotlap.report.stats import median_wait
+from hotlap.runs.reader import load_run, load_runs
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
 from tests.synthetic_runs import append_metrics, make_race, make_run

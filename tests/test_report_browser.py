@@ -4,7 +4,7 @@ import pytest
 
 from hotlap.report.analysis import label_runs
 from hotlap.report.page import write_report
-from hotlap.report.runs import load_runs
+from hotlap.runs.reader import load_runs
 from tests.browser import browser, console_complaints, needs_browser, requested_urls, wait_until
 from tests.synthetic_runs import make_race, make_run
 

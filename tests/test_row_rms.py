@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.config import OptimConfig
-from hotlap.kernels import steps
-from hotlap.optim.groups import RoutedParameter, build_optimizers, route
+from hotlap.kernels.cpu import steps
+from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from hotlap.optim.row_rms import RowRms, plain_step_rows
 from hotlap.optim.state import gather_state, restore_state
 from tests.kernels_here import needs_kernels

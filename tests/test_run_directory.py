@@ -10,7 +10,7 @@ import pytest
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.recipes import resolve
-from hotlap.train.run_directory import RunDirectory
+from hotlap.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 def in_another_process(code, *arguments):
     return subprocess.run(
-        [sys.executable, "-c", f"from hotlap.train.run_directory import *\n{code}", *map(str, arguments)],
+        [sys.executable, "-c", f"from hotlap.runs.directory import *\n{code}", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -218,7 +218,7 @@ def test_a_second_process_is_refused_while_the_first_trains(run):
 def test_a_killed_process_leaves_no_lock_behind(run):
     run.close()
     holder = subprocess.Popen(
-        [sys.executable, "-c", f"from hotlap.train.run_directory import *\n{HOLD_THE_LOCK}", str(run.path)],
+        [sys.executable, "-c", f"from hotlap.runs.directory import *\n{HOLD_THE_LOCK}", str(run.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

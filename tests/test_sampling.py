@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from hotlap.attention import make_plan
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import Mask, document_ids
+from hotlap.attention.mask import Mask, document_ids
 from hotlap.config import Config
-from hotlap.data.tokenizer import train_tokenizer
+from hotlap.corpus.tokenizer import train_tokenizer
 from hotlap.errors import CheckpointError, ConfigError
+from hotlap.inference.choose import choose
+from hotlap.inference.decode import Decoder
+from hotlap.inference.generate import TextStream, encode_prompt, generate, sample_text, samples
+from hotlap.inference.options import SampleOptions
+from hotlap.inference.visibility import Visibility, uncached_logits
 from hotlap.model import build_model
 from hotlap.model.rotary import Rotary
 from hotlap.recipes import resolve
-from hotlap.sampling.choose import choose
-from hotlap.sampling.decoder import Decoder
-from hotlap.sampling.generate import TextStream, encode_prompt, generate, sample_text, samples
-from hotlap.sampling.options import SampleOptions
-from hotlap.sampling.visibility import Visibility, uncached_logits
 from hotlap.settings import updated
 from hotlap.train.masking import Masking
 

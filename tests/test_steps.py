@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from hotlap.kernels import steps
+from hotlap.kernels.cpu import steps
 from hotlap.optim.matrix_steps import MomentumForm, momentum_weights, plain_momenta, plain_step_matrix
 from tests.kernels_here import needs_kernels
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
-import hotlap.data.tokenizer as tokenizer_module
-from hotlap.data.corpora import (
+import hotlap.corpus.tokenizer as tokenizer_module
+from hotlap.corpus.corpora import (
     CORPORA,
     GPT2_SECOND_WHEEL,
     GPT2_WHEEL,
@@ -23,9 +23,9 @@ from hotlap.data.corpora import (
     gpt2_from_merges,
     gpt2_from_ranks,
 )
+from hotlap.corpus.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, pieces, train_tokenizer
 from hotlap.data.manifest import Manifest, TokenizerEntry, describe_shard, write_manifest
 from hotlap.data.shards import write_shard
-from hotlap.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, pieces, train_tokenizer
 from hotlap.errors import ConfigError, DataError
 from tests.wheels_on_hand import cache_holding, require
 
@@ -127,7 +127,7 @@ def test_text_of_one_endless_word_or_blank_is_encoded(small: Tokenizer) -> None:
 
 def test_training_is_deterministic_across_processes(small: Tokenizer, tmp_path: Path) -> None:
     script = (
-        "from hotlap.data.tokenizer import train_tokenizer; from tests.test_tokenizer import words;"
+        "from hotlap.corpus.tokenizer import train_tokenizer; from tests.test_tokenizer import words;"
         "print(train_tokenizer([words(3000), words(500, seed=2)], 512).fingerprint)"
     )
     for hash_seed, threads in (("1", "1"), ("2", "4")):

@@ -15,18 +15,18 @@ from rich.console import Console
 from hotlap.attention import choose_backend
 from hotlap.cli import dispatch
 from hotlap.commands.train import leave_at_once
+from hotlap.distributed.process_group import process_group
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
+from hotlap.inference.generate import sample_text
 from hotlap.recipes import RECIPES
-from hotlap.sampling.generate import sample_text
+from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
 from hotlap.settings import updated
-from hotlap.train import checkpoint as store
 from hotlap.train.clock import PHASES, Clock
-from hotlap.train.distributed import process_group
-from hotlap.train.evaluate import Evaluation
+from hotlap.train.evaluation import Evaluation
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.run import RunOptions, check_ranks, run
-from hotlap.train.run_directory import RunDirectory
 from hotlap.train.snapshot import restore
 from tests.training import assert_one_curve, final_weights, losses, pico, train
 
@@ -410,7 +410,7 @@ def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_
     done = []
     monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
     monkeypatch.setattr("hotlap.train.run.ensure_prepared", lambda name, *_, **__: done.append(name))
-    monkeypatch.setattr("hotlap.train.launch.launch", lambda procs, _: done.append(procs) or 0)
+    monkeypatch.setattr("hotlap.distributed.launch.launch", lambda procs, _: done.append(procs) or 0)
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit, match=r"^0$"):
         dispatch(["train", "softcap", "--size", "pico", "--procs", "2", "--data.source", "sotu"])
@@ -432,7 +432,7 @@ def test_ranks_are_given_the_run_that_the_launcher_found(tiny_data, tmp_path, mo
     run = tmp_path / "runs" / "newest"
     (run / "summary.json").unlink()  # as if it had been killed
     launched = []
-    monkeypatch.setattr("hotlap.train.launch.launch", lambda _, words: launched.append(words) or 0)
+    monkeypatch.setattr("hotlap.distributed.launch.launch", lambda _, words: launched.append(words) or 0)
     monkeypatch.setattr("os._exit", sys.exit)
     runs = ["--runs", str(run.parent)]
     with pytest.raises(SystemExit, match=r"^0$"):

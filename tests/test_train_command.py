@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hotlap.recipes import RECIPES
-from hotlap.train import checkpoint as store
+from hotlap.runs import checkpoint as store
 from tests.command import complaint, hotlap
 from tests.ranks import ADDRESS, free_port
 from tests.training import assert_one_curve, command, final_weights, losses, start

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hotlap.kernels import attention, compiled, head, inputs, mlp
+from hotlap.kernels.cpu import attention, head, inputs, mlp
+from hotlap.kernels.cpu import library as compiled
 from tests.kernels_here import needs_kernels
 
 NUM_TOKENS, WIDTH, HEAD_DIM = 700, 48, 16

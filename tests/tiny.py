@@ -8,7 +8,7 @@ from torch import Tensor
 from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.model import GPT, GPT2, build_model
-from hotlap.optim.groups import apply_schedule, build_optimizers
+from hotlap.optim.routing import apply_schedule, build_optimizers
 from hotlap.optim.schedules import lr_multiplier, momentum
 from hotlap.train.lap import route_parameters
 from hotlap.train.masking import Masking

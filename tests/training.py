@@ -15,10 +15,10 @@ from rich.console import Console
 
 from hotlap.config import Config
 from hotlap.recipes import resolve
+from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
 from hotlap.settings import updated
-from hotlap.train import checkpoint as store
 from hotlap.train.run import Result, RunOptions, run
-from hotlap.train.run_directory import RunDirectory
 
 # One thread and float32 whatever the machine: the same sums in the same order everywhere.
 PLAIN = {"runtime.threads": 1, "runtime.precision": "float32", "runtime.compile": "off"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotlap.data.wheels import Wheel, fetch
+from hotlap.corpus.wheels import Wheel, fetch
 from hotlap.errors import DataError
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hotlap import kernels
 from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.masks import Mask, previous_tokens
+from hotlap.attention.mask import Mask, previous_tokens
 from hotlap.attention.native import NativeBackend
 from hotlap.errors import ConfigError, DeviceError
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotlap.attention.masks import Mask, first_visible_keys
+from hotlap.attention.mask import Mask, first_visible_keys
 from hotlap.attention.tiles import TILE, Batch, batches, plan_runs
 
 DEFAULT_SAVED_BYTES = 128 * 2**20

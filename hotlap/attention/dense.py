@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotlap.attention.masks import Mask
+from hotlap.attention.mask import Mask
 
 
 def visible_pairs(mask: Mask) -> Tensor:

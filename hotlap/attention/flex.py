@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from hotlap.attention.masks import Mask, block_lists
+from hotlap.attention.mask import Mask, block_lists
 
 
 def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hotlap.attention.blocked import check_shapes
-from hotlap.attention.masks import Mask, first_visible_keys
-from hotlap.kernels import attention as kernels
+from hotlap.attention.mask import Mask, first_visible_keys
+from hotlap.kernels.cpu import attention as kernels
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from hotlap.errors import INTERRUPTED, ConfigError, DataError
 from hotlap.progress import to_stderr
 
 if TYPE_CHECKING:
+    from hotlap.corpus.prepare import Settings
     from hotlap.data.manifest import Manifest
-    from hotlap.data.prepare import Settings
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_prepare(args: argparse.Namespace) -> None:
-    from hotlap.data.catalogue import NAMES
-    from hotlap.data.inspect import split_line, summarize
+    from hotlap.corpus.catalogue import NAMES
+    from hotlap.corpus.inspect import split_line, summarize
     from hotlap.data.shards import SPLITS
 
     if args.workers is not None and args.workers < 1:
@@ -93,9 +93,9 @@ def run_prepare(args: argparse.Namespace) -> None:
 
 
 def _prepare_corpus(name: str, args: argparse.Namespace) -> tuple[Manifest, Path]:
-    from hotlap.data.catalogue import prepare_corpus, prepared_directory
-    from hotlap.data.hub import HUB_CORPORA
-    from hotlap.data.tokenizer import GPT2
+    from hotlap.corpus.catalogue import prepare_corpus, prepared_directory
+    from hotlap.corpus.hub import HUB_CORPORA
+    from hotlap.corpus.tokenizer import GPT2
 
     foreign = ["field", "separator", "strict", "skip_bad_files", "licence"]
     if name in HUB_CORPORA:
@@ -121,9 +121,9 @@ def _prepare_corpus(name: str, args: argparse.Namespace) -> tuple[Manifest, Path
 
 
 def _prepare_files(args: argparse.Namespace) -> tuple[Manifest, Path]:
-    from hotlap.data.catalogue import NAMES
-    from hotlap.data.prepare import prepare
-    from hotlap.data.sources import FilesSource
+    from hotlap.corpus.catalogue import NAMES
+    from hotlap.corpus.prepare import prepare
+    from hotlap.corpus.sources import FilesSource
 
     _refuse(args, ["shards"], "for one's own files")
     paths = [Path(name) for name in args.inputs]
@@ -151,7 +151,7 @@ def _prepare_files(args: argparse.Namespace) -> tuple[Manifest, Path]:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from hotlap.data.prepare import Settings
+    from hotlap.corpus.prepare import Settings
 
     given: dict[str, Any] = {}
     if args.vocab is not None:
@@ -189,7 +189,7 @@ def _unescaped(separator: str | None) -> str | None:
 
 
 def run_inspect(args: argparse.Namespace) -> None:
-    from hotlap.data.inspect import as_lines, inspect_directory
+    from hotlap.corpus.inspect import as_lines, inspect_directory
 
     found = inspect_directory(args.directory)
     if args.json:
@@ -200,7 +200,7 @@ def run_inspect(args: argparse.Namespace) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    from hotlap.data.catalogue import entries
+    from hotlap.corpus.catalogue import entries
 
     listed = entries()
     if args.json:

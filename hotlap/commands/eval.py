@@ -20,7 +20,7 @@ from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
     from hotlap.data.stream import TokenStream
-    from hotlap.loading import LoadedModel
+    from hotlap.inference.load import LoadedModel
 
 
 def configure(parser: Parser) -> None:
@@ -93,7 +93,7 @@ def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
 def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[str, Any]:
     from hotlap.attention import choose_backend
     from hotlap.data.validation import validation_batches
-    from hotlap.train.evaluate import evaluate
+    from hotlap.train.evaluation import evaluate
     from hotlap.train.lap import bytes_per_token, end_of_text_of
     from hotlap.train.masking import Masking
 

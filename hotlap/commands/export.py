@@ -16,7 +16,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotlap.export import export, refuse_existing
+    from hotlap.inference.export import export, refuse_existing
 
     refuse_existing(args.directory)
     loaded = load_model(args)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hotlap.cli import Parser
 
 if TYPE_CHECKING:
-    from hotlap.loading import LoadedModel
+    from hotlap.inference.load import LoadedModel
 
 
 def add_model_arguments(parser: Parser) -> None:
@@ -25,6 +25,6 @@ def add_model_arguments(parser: Parser) -> None:
 
 
 def load_model(args: argparse.Namespace) -> LoadedModel:
-    from hotlap.loading import load
+    from hotlap.inference.load import load
 
     return load(args.run, checkpoint=args.checkpoint, device=args.device, precision=args.precision)

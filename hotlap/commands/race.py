@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def race_directory(args: argparse.Namespace, plan: Plan) -> RaceDirectory:
     from hotlap.race.directory import RaceDirectory
-    from hotlap.train.run_directory import check_name
+    from hotlap.runs.directory import check_name
 
     if args.name is not None:
         check_name(args.name)

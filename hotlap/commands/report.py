@@ -13,7 +13,7 @@ from hotlap.cli import Parser
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
-    from hotlap.report.runs import Run
+    from hotlap.runs.reader import Run
 
 
 def configure(parser: Parser) -> None:
@@ -33,7 +33,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from hotlap.report.runs import load_runs
+    from hotlap.runs.reader import load_runs
 
     runs = load_runs(args.runs)
     # SciPy takes a second to import: a mistake in the runs is answered before that.

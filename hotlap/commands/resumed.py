@@ -14,7 +14,7 @@ from hotlap.recipes import check_used, resolve
 from hotlap.settings import diff, from_json, shown, updated
 
 if TYPE_CHECKING:
-    from hotlap.train.checkpoint import Checkpoint
+    from hotlap.runs.checkpoint import Checkpoint
 
 NEWEST_RUN = "the newest run"
 AT_AN_END = ("finished", "target")
@@ -31,7 +31,7 @@ class ResumePoint(NamedTuple):
 
     def is_over(self, config: Config) -> bool:
         """Whether the run has come to its end, and `config` asks for nothing beyond it."""
-        from hotlap.train.run_directory import RunDirectory
+        from hotlap.runs.directory import RunDirectory
 
         if self.checkpoint.step != self.newest_step or config != self.saved_config:
             return False
@@ -40,8 +40,8 @@ class ResumePoint(NamedTuple):
 
 
 def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint:
-    from hotlap.train import checkpoint as store
-    from hotlap.train.run_directory import RunDirectory
+    from hotlap.runs import checkpoint as store
+    from hotlap.runs.directory import RunDirectory
 
     if args.resume != NEWEST_RUN:
         path = Path(args.resume)

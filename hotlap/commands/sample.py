@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from hotlap.cli import Parser
 from hotlap.commands.loaded import add_model_arguments, load_model
 from hotlap.errors import INTERRUPTED
+from hotlap.inference.options import SampleOptions
 from hotlap.progress import to_stderr
-from hotlap.sampling.options import SampleOptions
 
 if TYPE_CHECKING:
-    from hotlap.loading import LoadedModel
+    from hotlap.inference.load import LoadedModel
 
 
 def configure(parser: Parser) -> None:
@@ -80,7 +80,7 @@ def sample_prompt(
     loaded: LoadedModel, prompt: str, options: SampleOptions, *, as_json: bool
 ) -> dict[str, Any]:
     """All samples of one prompt. A single one is written token by token, several when all are done."""
-    from hotlap.sampling.generate import TextStream, samples
+    from hotlap.inference.generate import TextStream, samples
 
     tokenizer = loaded.tokenizer
     steps = loaded.generate_steps(prompt, options)

@@ -32,8 +32,8 @@ from hotlap.settings import (
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
+    from hotlap.runs.directory import RunDirectory
     from hotlap.train.run import Result
-    from hotlap.train.run_directory import RunDirectory
 
 
 def configure(parser: Parser) -> None:
@@ -133,7 +133,7 @@ def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
 
 
 def check_new_name(runs: Path, name: str) -> None:
-    from hotlap.train.run_directory import check_name
+    from hotlap.runs.directory import check_name
 
     check_name(name)
     if (runs / name).exists():
@@ -161,10 +161,10 @@ def print_config(console: Console, config: Config, *, as_json: bool) -> None:
 def train_in_processes(
     args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
 ) -> NoReturn:
+    from hotlap.distributed.launch import launch
     from hotlap.hardware import select_device
-    from hotlap.train.launch import launch
+    from hotlap.runs.sinks import check_sinks
     from hotlap.train.run import check_ranks, prepare_data
-    from hotlap.train.sinks import check_sinks
 
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
@@ -195,7 +195,7 @@ def exit_code(work: Callable[[], int]) -> int:
 
     All that Python's own end would say has to be said before: nothing is raised any further.
     """
-    from hotlap.train.launch import tell_launcher
+    from hotlap.distributed.launch import tell_launcher
 
     try:
         return work()
@@ -252,7 +252,7 @@ def train_here(
 def finish(result: Result, directory: RunDirectory, console: Console) -> None:
     """What a lap ends with: a table, a sample, the report."""
     from hotlap.report.page import write_report
-    from hotlap.report.runs import load_run
+    from hotlap.runs.reader import load_run
 
     console.print(results_table(result.summary))
     text = directory.newest_sample()

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotlap.kernels import head as kernel
 from hotlap.kernels import kernels_take
+from hotlap.kernels.cpu import head as kernel
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.products import token_parts
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.kernels import inputs as kernel
+from hotlap.kernels.cpu import inputs as kernel
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.layers import mix, plain_mix, plain_rms_norm, rms_norm
 from hotlap.model.products import linears, plain_linear

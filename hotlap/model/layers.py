@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hotlap.kernels import kernels_take, passes
+from hotlap.kernels import kernels_take
+from hotlap.kernels.cpu import passes
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.products import linear
 from hotlap.model.roles import Role

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
-from hotlap.kernels import mlp as kernel
+from hotlap.kernels.cpu import mlp as kernel
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.layers import Matrix, plain_rms_norm, rms_norm
 from hotlap.model.products import add_linear, linear, plain_linear, weight_gradient

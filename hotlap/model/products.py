@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotlap.kernels.shares import LEAST_TOKENS_A_THREAD, least_tokens_a_share, num_threads
+from hotlap.kernels.cpu.shares import LEAST_TOKENS_A_THREAD, least_tokens_a_share, num_threads
 
 
 def token_parts(x_TC: Tensor, least_tokens: int = LEAST_TOKENS_A_THREAD) -> int:

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotlap.kernels import kernels_take, passes
+from hotlap.kernels import kernels_take
+from hotlap.kernels.cpu import passes
 from hotlap.model.derivatives import first_derivative_only
 from hotlap.model.layers import inverse_rms, norm_gradient, plain_rms_norm
 

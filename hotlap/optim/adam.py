@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotlap.kernels import steps
+from hotlap.kernels.cpu import steps
 
 
 class KernelAdam(torch.optim.AdamW):

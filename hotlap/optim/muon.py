@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.kernels import kernels_take, steps
+from hotlap.kernels import kernels_take
+from hotlap.kernels.cpu import steps
 from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
 from hotlap.optim.gradients import check_gradients

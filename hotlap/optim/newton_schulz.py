@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.kernels import newton_schulz as kernel
+from hotlap.kernels.cpu import newton_schulz as kernel
 
 Coefficients = tuple[tuple[float, float, float], ...]
 CoefficientKind = Literal["quintic", "polar-express"]

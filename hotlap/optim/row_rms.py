@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels import kernels_take, steps
+from hotlap.kernels import kernels_take
+from hotlap.kernels.cpu import steps
 
 
 class RowRms(torch.optim.Optimizer):

@@ -18,9 +18,9 @@ from typing import Any
 from hotlap.errors import RaceError
 from hotlap.progress import Say
 from hotlap.race.plan import Plan, Start, from_json, to_json
+from hotlap.runs.directory import LOCK_NAME, RunDirectory
+from hotlap.runs.durable import make_directory, write_whole, writing
 from hotlap.settings import diff, shown
-from hotlap.train.durable import make_directory, write_whole, writing
-from hotlap.train.run_directory import LOCK_NAME, RunDirectory
 
 PLAN_NAME = "race.json"
 OVER = ("finished", "target", "diverged")  # how a run ends that is not repeated

@@ -16,10 +16,10 @@ from hotlap.race.plan import Plan
 from hotlap.race.plan import to_json as plan_to_json
 from hotlap.report.analysis import METRICS, analyse, to_json
 from hotlap.report.page import write_report
-from hotlap.report.runs import Run, load_run
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA
+from hotlap.runs.durable import write_whole
+from hotlap.runs.reader import Run, load_run
 from hotlap.strict_json import finite
-from hotlap.train.durable import write_whole
 
 # What a reader needs to know about the machine; nothing about its directories.
 MACHINE = (

@@ -144,6 +144,6 @@ class Runner:
 def _has_checkpoint(directory: Path) -> bool:
     if not directory.is_dir():
         return False
-    from hotlap.train import checkpoint as store  # needs torch
+    from hotlap.runs import checkpoint as store  # needs torch
 
     return bool(store.stored(directory))

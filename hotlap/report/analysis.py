@@ -16,9 +16,9 @@ import numpy as np
 
 from hotlap.errors import ReportError
 from hotlap.report import stats
-from hotlap.report.runs import Run
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
+from hotlap.runs.reader import Run
 from hotlap.settings import diff, flatten, shown, updated
 from hotlap.strict_json import finite
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hotlap.report.analysis import Analysis, RunsByLabel, Target
-from hotlap.report.runs import Floats, Run
+from hotlap.runs.reader import Floats, Run
 from hotlap.strict_json import finite
 
 # Okabe and Ito's colours that stand out on white and on near-black alike; after six labels dashes differ too.

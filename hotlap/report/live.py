@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from hotlap.errors import HotlapError, ReportError
 from hotlap.report.analysis import label_runs
 from hotlap.report.page import build_content, render_page
-from hotlap.report.runs import load_run
+from hotlap.runs.reader import load_run
 
 LOOPBACK = "127.0.0.1"
 NEWS = "/news.json"

@@ -25,9 +25,9 @@ from hotlap.report.analysis import (
     settings_that_differ,
 )
 from hotlap.report.markup import Cell, folded, number, plain_table, sortable_table, swatch
-from hotlap.report.runs import Run
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
 from hotlap.report.verdict import Metric
+from hotlap.runs.reader import Run
 from hotlap.settings import flatten, shown
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special, stats
 
-from hotlap.report.runs import Floats
+from hotlap.runs.reader import Floats
 
 CONFIDENCE = 0.95
 ALPHA = 0.05  # two-sided, over all comparisons of a race

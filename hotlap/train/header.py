@@ -8,11 +8,12 @@ import torch
 
 from hotlap import __version__
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
-from hotlap.kernels import inputs, mlp, unavailable
+from hotlap.kernels import unavailable
+from hotlap.kernels.cpu import inputs, mlp
 from hotlap.model import GPT, head
 from hotlap.model.block import Attention
 from hotlap.model.mlp import MLP
-from hotlap.train.compilation import sequences_at_once
+from hotlap.train.compile import sequences_at_once
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
 

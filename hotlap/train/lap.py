@@ -17,20 +17,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.attention import Backend, choose_backend
 from hotlap.config import Config
+from hotlap.corpus.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.loader import Loader
 from hotlap.data.stream import TokenStream, open_split
-from hotlap.data.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.validation import ValidationBatches, validation_batches
+from hotlap.distributed.process_group import Distributed, from_main_rank
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.model.roles import parameter_roles
-from hotlap.optim.groups import RoutedParameter, Routing, build_optimizers, route
+from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.clock import Clock
-from hotlap.train.compilation import CompileChoice, apply_compile, choose_mode, warm_up
-from hotlap.train.distributed import Distributed, from_main_rank
+from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, warm_up
+from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
-from hotlap.train.metrics import peak_gflops
 
 GPT2_END_OF_TEXT = 50256
 

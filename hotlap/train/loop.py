@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.config import EvaluationConfig
+from hotlap.distributed.process_group import from_main_rank
+from hotlap.distributed.signals import StopRequest
 from hotlap.errors import DivergenceError
+from hotlap.inference.generate import sample_text
 from hotlap.optim.gradients import clip_global_norm
-from hotlap.optim.groups import apply_schedule
+from hotlap.optim.routing import apply_schedule
 from hotlap.optim.schedules import lr_multiplier, momentum
-from hotlap.sampling.generate import sample_text
+from hotlap.runs.recorder import Recorder
 from hotlap.train.clock import Clock
-from hotlap.train.distributed import from_main_rank
-from hotlap.train.evaluate import Evaluation, evaluate, reaches_target
-from hotlap.train.interrupt import StopRequest
+from hotlap.train.evaluation import Evaluation, evaluate, reaches_target
+from hotlap.train.flops import peak_memory_mib
 from hotlap.train.lap import Lap
-from hotlap.train.metrics import peak_memory_mib
-from hotlap.train.recorder import Recorder
 from hotlap.train.snapshot import Progress, Snapshots
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotlap.attention import Backend, make_plan
-from hotlap.attention.masks import NO_TOKEN, Mask, document_ids
+from hotlap.attention.mask import NO_TOKEN, Mask, document_ids
 from hotlap.config import Config
 from hotlap.model.block import AttentionPlan
 from hotlap.optim.schedules import window_tokens

@@ -17,31 +17,31 @@ import torch.distributed as dist
 from rich.console import Console
 
 from hotlap.config import Config, EvaluationConfig
-from hotlap.data.catalogue import NAMES, ensure_prepared, prepared_directory
+from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
+from hotlap.distributed.process_group import Distributed, process_group, read_environment
+from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
 from hotlap.hardware import select_device, tune_malloc, usable_cores
 from hotlap.progress import Say, silent
+from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
+from hotlap.runs.recorder import MainRecorder, Recorder
+from hotlap.runs.sinks import check_sinks, open_sinks
 from hotlap.settings import to_json
-from hotlap.train import checkpoint as store
-from hotlap.train.agreement import check_same_start
 from hotlap.train.clock import Clock, clock_for
-from hotlap.train.distributed import Distributed, process_group, read_environment
 from hotlap.train.environment import describe_environment
-from hotlap.train.evaluate import reaches_target
-from hotlap.train.header import header_lines
-from hotlap.train.interrupt import StopRequest
-from hotlap.train.lap import Lap, build_lap
-from hotlap.train.loop import Trainer
-from hotlap.train.metrics import (
+from hotlap.train.evaluation import reaches_target
+from hotlap.train.flops import (
     flops_per_token,
     peak_memory_mib,
     peak_reserved_mib,
     peak_rss_mib,
 )
-from hotlap.train.recorder import MainRecorder, Recorder
-from hotlap.train.run_directory import RunDirectory
-from hotlap.train.sinks import check_sinks, open_sinks
+from hotlap.train.header import header_lines
+from hotlap.train.lap import Lap, build_lap
+from hotlap.train.loop import Trainer
 from hotlap.train.snapshot import Progress, Snapshots, restore
+from hotlap.train.start import check_same_start
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from hotlap.config import CheckpointConfig
 from hotlap.data.order import LoaderState
 from hotlap.errors import CheckpointError
 from hotlap.optim.state import gather_state, restore_state
+from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
 from hotlap.settings import to_json
-from hotlap.train import checkpoint as store
-from hotlap.train.evaluate import Evaluation
-from hotlap.train.run_directory import RunDirectory
+from hotlap.train.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from hotlap.train.lap import Lap

@@ -1,0 +1,165 @@
+"""Reading one token at a time: the newest keys and values of every layer are kept, as many as a window holds.
+
+The cache is a ring: position p lies in slot p modulo the window, so memory does not grow with the text. A
+layer's cache is the plan that the layer attends with; the model itself does not know that it reads in steps.
+
+Shapes: S samples side by side, T tokens of a prompt, W slots, H query heads, G key/value heads, D head dim,
+V vocabulary without padding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hotlap.attention.mask import NO_TOKEN
+from hotlap.inference.visibility import Visibility
+from hotlap.model import GPT, GPT2
+from hotlap.model.block import AttentionPlan
+
+
+class LayerCache:
+    """One layer's ring of keys and values."""
+
+    def __init__(self, model: GPT | GPT2, num_samples: int, num_slots: int) -> None:
+        shape = (num_samples, model.config.kv_heads, num_slots, model.config.head_dim)
+        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embed.weight.device)
+        self.num_slots = num_slots
+        # Set by the decoder before each step, alike for all layers.
+        self.position = 0
+        self.visible = torch.ones(num_samples, 1, 1, 0, dtype=torch.bool)  # (S, 1, 1, filled slots)
+        self.previous_S = torch.full((num_samples,), NO_TOKEN)
+
+    def fill(self, rows: slice, k_TGD: Tensor, v_TGD: Tensor) -> None:
+        """Take the newest of the keys and values of positions 0 … T − 1, for some of the samples."""
+        count = len(k_TGD)
+        newest = torch.arange(max(0, count - self.num_slots), count, device=k_TGD.device)
+        slots = newest % self.num_slots
+        self.keys[rows][:, :, slots] = k_TGD[newest].transpose(0, 1)
+        self.values[rows][:, :, slots] = v_TGD[newest].transpose(0, 1)
+
+    def attend(self, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tensor:
+        """One query a sample, all at one position, which becomes the newest of the cache."""
+        slot = self.position % self.num_slots
+        self.keys[:, :, slot] = k_SGD
+        self.values[:, :, slot] = v_SGD
+        filled = self.visible.size(-1)
+        out_SH1D = F.scaled_dot_product_attention(
+            q_SHD[:, :, None],
+            self.keys[:, :, :filled],
+            self.values[:, :, :filled],
+            attn_mask=self.visible,
+            scale=scale,
+            enable_gqa=q_SHD.size(1) != k_SGD.size(1),
+        )
+        return out_SH1D[:, :, 0]
+
+    def previous(self, _tokens_S: Tensor) -> Tensor:
+        return self.previous_S
+
+
+class FillingPlan:
+    """Attends to a whole prompt by another plan, and fills a layer's cache by the way."""
+
+    def __init__(self, plan: AttentionPlan, cache: LayerCache, rows: slice) -> None:
+        self.plan = plan
+        self.cache = cache
+        self.rows = rows
+
+    def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
+        self.cache.fill(self.rows, k_TGD, v_TGD)
+        return self.plan.attend(q_THD, k_TGD, v_TGD, scale)
+
+    def previous(self, tokens_T: Tensor) -> Tensor:
+        return self.plan.previous(tokens_T)
+
+
+class Decoder:
+    """A model that has read a prompt and goes on from it in several samples, one token each a step.
+
+    A model with rotary positions reads on without end. One with learned positions (GPT-2) has no more than
+    its context: when that is full, the last half of it is read again from position 0, and so is the last
+    half of a context of a prompt that is longer.
+    """
+
+    def __init__(self, model: GPT | GPT2, visibility: Visibility, num_samples: int = 1) -> None:
+        self.model = model
+        self.visibility = visibility
+        self.num_samples = num_samples
+        self.context = model.max_tokens if isinstance(model, GPT2) else None
+        self.device = model.embed.weight.device
+        self.position = 0  # of the next token
+        window = visibility.window_tokens
+        self._caches = [LayerCache(model, num_samples, window) for _ in model.blocks]
+        self._slots = torch.arange(window, device=self.device)
+        self._document_starts = torch.zeros(num_samples, dtype=torch.long, device=self.device)
+        self._last_S = torch.zeros(num_samples, dtype=torch.long, device=self.device)  # the token read last
+        # (S, tokens read), kept only where they may have to be read again
+        self._read = torch.zeros(num_samples, 0, dtype=torch.long, device=self.device)
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._caches)
+
+    @torch.no_grad()
+    def start(self, prompt_T: Tensor) -> Tensor:
+        """Read the text that all samples begin with; the logits of what follows it, (S, V) float32."""
+        assert self.position == 0, "a decoder starts once"
+        assert len(prompt_T) > 0, "a prompt has at least the end-of-text token that starts a document"
+        if self.context is not None:
+            if len(prompt_T) > self.context:
+                prompt_T = prompt_T[-(self.context // 2) :]
+            self._read = prompt_T.expand(self.num_samples, -1)
+        self._last_S = prompt_T[-1].expand(self.num_samples)
+        logits_V = self._fill(slice(None), prompt_T)
+        return logits_V.expand(self.num_samples, -1)
+
+    @torch.no_grad()
+    def step(self, tokens_S: Tensor) -> Tensor:
+        """Read one more token in every sample; the logits of what follows, (S, V) float32."""
+        assert self.position > 0, "start a decoder before its first step"
+        assert tokens_S.shape == (self.num_samples,), f"{tuple(tokens_S.shape)}, not one token a sample"
+        if self.context is not None:
+            self._make_room(self.context)
+            self._read = torch.cat([self._read, tokens_S[:, None]], dim=1)
+        previous_S, self._last_S = self._last_S, tokens_S
+        starts_document = tokens_S == self.visibility.starts_document
+        self._document_starts = self._document_starts.masked_fill(starts_document, self.position)
+        previous_S = previous_S.masked_fill(starts_document, NO_TOKEN)
+        visible = self._visible()
+        for cache in self._caches:
+            cache.position, cache.visible, cache.previous_S = self.position, visible, previous_S
+        positions_S = torch.full_like(tokens_S, self.position)
+        x_SC = self.model.hidden(tokens_S, self._caches, positions_S)
+        self.position += 1
+        return self.model.logits(x_SC)
+
+    def _fill(self, rows: slice, tokens_T: Tensor) -> Tensor:
+        """Read tokens from position 0 on into some rows of the caches; the last one's logits (V,)."""
+        plan = self.visibility.plan(tokens_T)
+        plans = [FillingPlan(plan, cache, rows) for cache in self._caches]
+        positions_T = torch.arange(len(tokens_T), device=tokens_T.device)
+        x_TC = self.model.hidden(tokens_T, plans, positions_T)
+        self.position = len(tokens_T)
+        self._document_starts[rows] = self._document_start(tokens_T)
+        return self.model.logits(x_TC[-1:])[0]
+
+    def _make_room(self, context: int) -> None:
+        if self.position < context:
+            return
+        self._read = self._read[:, -(context // 2) :]
+        for row, tokens_T in enumerate(self._read):
+            self._fill(slice(row, row + 1), tokens_T)
+
+    def _document_start(self, tokens_T: Tensor) -> int:
+        starts = (tokens_T == self.visibility.starts_document).nonzero()
+        return int(starts[-1]) if len(starts) else 0
+
+    def _visible(self) -> Tensor:
+        """(S, 1, 1, filled slots): whether the query at the current position sees what a slot holds."""
+        slots = self._slots[: self.position + 1]
+        # The newest position that lies in the slot, up to the current one.
+        held = self.position - (self.position - slots) % self.visibility.window_tokens
+        first = self._document_starts.clamp(min=self.visibility.first_visible(self.position))
+        return (held >= first[:, None])[:, None, None]

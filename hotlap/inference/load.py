@@ -1,0 +1,253 @@
+"""A trained model with its tokenizer and configuration, from a run's checkpoint or an exported directory.
+
+`load` builds the model as the run computed it: its precision, its window at the checkpoint's step. Every file
+is verified by its checksum before it is used, and the caller's random state stays as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotlap.config import Config
+from hotlap.corpus.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, read_tokenizer
+from hotlap.data.files import file_sha256, reading, unseal
+from hotlap.data.stream import open_split
+from hotlap.errors import CheckpointError, ConfigError, DataError
+from hotlap.hardware import select_device, select_precision
+from hotlap.inference.generate import encode_prompt, generate, samples
+from hotlap.inference.options import SampleOptions
+from hotlap.inference.visibility import Visibility, uncached_logits
+from hotlap.model import GPT, GPT2, build_model
+from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
+from hotlap.settings import from_json
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+EXPORT_FORMAT = "hotlap-model"
+EXPORT_VERSION = 1
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is on the disk, read and verified, before a model is built from it."""
+
+    path: Path
+    config: Config
+    step: int
+    weights: Mapping[str, Tensor]
+    training: Mapping[str, Any]  # facts about the training: tokens, validation, data; keys as in `facts_of`
+    read_tokenizer: Callable[[], Tokenizer]
+
+
+class LoadedModel:
+    """A model to sample from and to look into. Text is read as the start of a document."""
+
+    def __init__(self, stored: Stored, model: GPT | GPT2, device: torch.device) -> None:
+        self.stored = stored
+        self.config = stored.config
+        self.step = stored.step
+        self.model = model
+        self.device = device
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self.stored.read_tokenizer()
+        if tokenizer.vocab_size > self.config.model.vocab_size:
+            raise DataError(
+                expected=f"a tokenizer for the model's vocabulary of {self.config.model.vocab_size}",
+                found=f"{tokenizer.name} with {tokenizer.vocab_size} tokens",
+                do="restore the tokenizer that the model was trained with",
+            )
+        return tokenizer
+
+    @property
+    def visibility(self) -> Visibility:
+        return Visibility.at_step(self.config, self.step, self.tokenizer.end_of_text)
+
+    def logits(self, text_or_ids: str | Sequence[int]) -> Tensor:
+        """(T, vocabulary) float32: what follows each token of a text, read as a prompt, or of given ids."""
+        if isinstance(text_or_ids, str):
+            ids = encode_prompt(self.tokenizer, text_or_ids)
+        else:
+            ids = [int(token) for token in text_or_ids]
+        self._check_ids(ids)
+        tokens_T = torch.tensor(ids, device=self.device)
+        return uncached_logits(self.model, self.visibility, tokens_T).contiguous()
+
+    def generate(self, prompt: str = "", **options: Any) -> list[str]:
+        """The prompt and how it goes on, once for each sample; options are those of `SampleOptions`."""
+        asked = SampleOptions(**options)
+        made = samples(self.generate_steps(prompt, asked), asked)
+        return [prompt + self.tokenizer.decode(sample.tokens) for sample in made]
+
+    def generate_steps(self, prompt: str, options: SampleOptions) -> Iterator[list[int | None]]:
+        """Step by step, the next token of every sample; None for those that have ended."""
+        ids = encode_prompt(self.tokenizer, prompt)
+        known = self.tokenizer.vocab_size
+        return generate(self.model, self.visibility, ids, options, known_tokens=known)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        vocabulary = self.config.model.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if not ids or wrong is not None:
+            raise ConfigError(
+                expected=f"token ids from 0 to {vocabulary - 1}",
+                found="none" if wrong is None else str(wrong),
+                do="encode the text with this model's tokenizer",
+            )
+        if isinstance(self.model, GPT2) and len(ids) > self.model.max_tokens:
+            raise ConfigError(
+                expected=f"at most {self.model.max_tokens} tokens, for which the model has positions",
+                found=str(len(ids)),
+                do="shorten the text",
+            )
+
+
+def load(
+    path: Path | str, *, checkpoint: str = "latest", device: str = "auto", precision: str | None = None
+) -> LoadedModel:
+    """The model of a run (`runs/<name>`) or of an exported directory.
+
+    checkpoint: of a run, `latest`, `best` (lowest validation loss), or a checkpoint's name or path.
+    precision: of activations, `auto`, `float32` or `bfloat16`; None is the run's own setting.
+    """
+    path = Path(path)
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError(
+            expected=f"a precision out of {', '.join(PRECISIONS)}", found=precision, do="name one of them"
+        )
+    chosen_device = select_device(device)
+    exported = (path / MODEL_FILE).is_file()
+    stored = read_exported(path, checkpoint) if exported else read_run(path, checkpoint)
+    config = stored.config
+    dtype = select_precision(precision or config.runtime.precision, chosen_device)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config.model, config.batch.sequence_tokens, dtype)
+    try:
+        model.load_state_dict(dict(stored.weights))
+    except RuntimeError as error:
+        raise CheckpointError(
+            expected=f"weights in {path} that fit its configuration",
+            found=" ".join(str(error).split()),
+            do="use a checkpoint of this run and of this version of Hotlap",
+        ) from error
+    model.requires_grad_(False)
+    return LoadedModel(stored, model.to(chosen_device), chosen_device)
+
+
+def read_run(path: Path, checkpoint: str = "latest") -> Stored:
+    run = RunDirectory.open(path)
+    saved = store.load(checkpoint_path(run, checkpoint), groups=("model",))
+    return Stored(
+        path=path,
+        config=from_json(Config, saved.state["config"]),
+        step=saved.step,
+        weights=saved.tensors["model"],
+        training=facts_of(run, saved),
+        read_tokenizer=lambda: run_tokenizer(run, saved),
+    )
+
+
+def checkpoint_path(run: RunDirectory, name: str) -> Path:
+    if name == "latest":
+        return store.latest(run.checkpoints)
+    if name == "best":
+        store.latest(run.checkpoints)  # that there is one at all
+        best = store.best(run.checkpoints)
+        if best is None:
+            raise CheckpointError(
+                expected=f"a checkpoint in {run.checkpoints} with its validation loss measured",
+                found="none",
+                do="use --checkpoint latest",
+            )
+        return best
+    inside = run.checkpoints / name
+    return inside if inside.is_dir() else Path(name)
+
+
+def facts_of(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]:
+    """What to remember of the training. Validation figures are those of this very step, or None."""
+    progress = saved.state["progress"]
+    evaluation = progress["evaluation"] if progress["evaluated_step"] == saved.step else None
+    environment = run.read_environment()
+    return {
+        "run": run.path.name,
+        "tokens": progress["tokens"],
+        "training_s": progress["training_s"],
+        "val_loss": evaluation and evaluation["loss"],
+        "val_bpb": evaluation and evaluation["bpb"],
+        "hotlap": environment.get("hotlap"),
+        "device": environment.get("device_name"),
+        "world_size": environment.get("world_size"),
+        "data": environment.get("data", {}),
+    }
+
+
+def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
+    """The run's own copy, or else that of the data it was trained on."""
+    data = run.read_environment().get("data", {})
+    own = run.path / TOKENIZER_FILE
+    if own.is_file():
+        return read_tokenizer(own, data.get("tokenizer") or own.name)
+    directory = Path(data.get("directory", ""))
+    if not directory.is_dir():
+        raise DataError(
+            expected=f"a tokenizer: {own}, or the run's data at {directory}",
+            found="neither",
+            do=f"copy the {TOKENIZER_FILE} of its data into the run's directory",
+        )
+    if open_split(directory, "train").fingerprint != saved.state["data"]:
+        raise DataError(
+            expected=f"in {directory} the data that the run was trained on, for its tokenizer",
+            found="other shards",
+            do=f"copy the {TOKENIZER_FILE} that belongs to the run into its directory",
+        )
+    return load_tokenizer(directory)
+
+
+def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
+    from safetensors.torch import load_file
+
+    if checkpoint != "latest":
+        raise ConfigError(
+            expected="a run, to choose among its checkpoints",
+            found=f"{path}, which holds one exported model",
+            do="leave --checkpoint out",
+        )
+    config_path = path / CONFIG_FILE
+    with reading(config_path):
+        sealed = config_path.read_bytes()
+    try:
+        content = unseal(sealed)
+    except ValueError as error:
+        raise damaged_export(config_path, str(error)) from error
+    if (content.get("format"), content.get("version")) != (EXPORT_FORMAT, EXPORT_VERSION):
+        raise CheckpointError(
+            expected=f"{EXPORT_FORMAT} version {EXPORT_VERSION} in {config_path}",
+            found=f"{content.get('format')} version {content.get('version')}",
+            do="read it with the version of Hotlap that wrote it",
+        )
+    for name, sha256 in content["sha256"].items():
+        if file_sha256(path / name) != sha256:
+            raise damaged_export(path / name, "content that does not match its checksum")
+    return Stored(
+        path=path,
+        config=from_json(Config, content["config"]),
+        step=content["step"],
+        weights=load_file(path / MODEL_FILE),
+        training=content["training"],
+        read_tokenizer=lambda: read_tokenizer(path / TOKENIZER_FILE, content["tokenizer"]),
+    )
+
+
+def damaged_export(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(expected=f"{path} as it was exported", found=found, do="export or copy it again")

@@ -1,0 +1,45 @@
+"""Validation: the mean loss on fixed tokens, the same for any number of ranks, and bits per byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hotlap.config import EvaluationConfig
+from hotlap.data.validation import ValidationBatches
+from hotlap.model import GPT, GPT2
+from hotlap.train.flops import bits_per_byte
+from hotlap.train.masking import Masking
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    loss: float  # nats per token
+    bpb: float | None  # bits per byte; None where the bytes are not known
+
+
+@torch.no_grad()
+def evaluate(
+    model: GPT | GPT2, masking: Masking, batches: ValidationBatches, bytes_per_token: float | None
+) -> Evaluation:
+    """Every rank takes its share of the sequences; all get the same result."""
+    sums = []
+    for batch in batches:
+        tokens = batch.inputs.flatten()
+        plans = masking.plans(tokens, batch.chunk_tokens)
+        sums.append(model(tokens, batch.targets.flatten(), plans, reduction="sum"))
+    # Added up in float64, so that the split over ranks does not show; on the CPU, for devices without it.
+    nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)
+    if dist.is_initialized():
+        nats = nats.to(batches.device)
+        dist.all_reduce(nats)
+    loss = nats.item() / batches.tokens
+    return Evaluation(loss, bits_per_byte(loss, bytes_per_token) if bytes_per_token else None)
+
+
+def reaches_target(loss: float, bpb: float | None, settings: EvaluationConfig) -> bool:
+    if settings.target_loss is not None:
+        return loss <= settings.target_loss
+    return settings.target_bpb is not None and bpb is not None and bpb <= settings.target_bpb

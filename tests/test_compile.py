@@ -1,0 +1,91 @@
+"""What is compiled before the clock starts: the shapes of the run, and the same on every rank."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from hotlap.distributed.process_group import Distributed, process_group
+from hotlap.distributed.signals import StopRequest
+from hotlap.recipes import resolve
+from hotlap.runs.recorder import Recorder
+from hotlap.settings import updated
+from hotlap.train.clock import Clock
+from hotlap.train.compile import CompileChoice, choose_mode, warm_up
+from hotlap.train.lap import build_lap
+from hotlap.train.loop import Trainer
+from hotlap.train.snapshot import Progress, Snapshots
+from tests.ranks import run_ranks
+from tests.training import pico
+
+
+# Five sequences a step: fewer than a micro-batch may hold, and not a multiple of one.
+@pytest.mark.parametrize("micro_sequences", [16, 3])
+def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
+    tiny_data, monkeypatch, micro_sequences
+):
+    monkeypatch.setattr(Trainer, "_sample", lambda _: None)
+    config = pico(tiny_data, 1, batch__tokens_per_step=5 * 512, batch__micro_sequences=micro_sequences)
+    clock, calls = Clock(), set()
+    with process_group("cpu") as distributed:
+        lap = build_lap(config, tiny_data, distributed, clock)
+    lap.model.register_forward_pre_hook(
+        lambda _, arguments: calls.add((len(arguments[0]), torch.is_grad_enabled()))
+    )
+    warm_up(lap.model, lap.masking, config, distributed)
+    assert all(parameter.grad is None for parameter in lap.model.parameters())
+    warmed_up = calls.copy()
+    calls.clear()
+    snapshots = Snapshots(None, config.checkpoint, Progress())
+    Trainer(lap, Progress(), clock, Recorder(), snapshots, StopRequest()).run()
+    lap.data.loader.close()
+    assert warmed_up == calls
+
+
+@pytest.mark.parametrize(("steps", "mode"), [(10, "off"), (10**7, "block")])
+def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode, tiny_data, monkeypatch):
+    monkeypatch.setattr("hotlap.train.compile.are_available", lambda: False)
+    config = pico(tiny_data, steps, runtime__compile="auto")
+    for peak in (1e-6, 1e6):
+        with (
+            process_group("cpu") as alone,
+            patch("hotlap.train.lap.peak_gflops", lambda *_, peak=peak: peak),
+            patch("hotlap.train.lap.apply_compile"),
+            patch("hotlap.train.lap.warm_up"),
+        ):
+            lap = build_lap(config, tiny_data, alone, Clock())
+        lap.data.loader.close()
+        assert lap.compiled.mode == mode
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "mode"),
+    [
+        ("softcap", torch.float32, "off"),
+        ("softcap", torch.bfloat16, "block"),
+        ("adamw", torch.float32, "block"),
+    ],
+)
+def test_what_has_kernels_is_not_compiled(recipe, dtype, mode, monkeypatch):
+    monkeypatch.setattr("hotlap.train.compile.are_available", lambda: True)
+    config = updated(resolve(recipe, "pico"), {"schedule.steps": 10**7, "runtime.compile": "auto"})
+    assert choose_mode(config, torch.device("cpu"), dtype, all_threads=2).mode == mode
+
+
+def mode_chosen(rank, world_size, data):
+    """Where the ranks would choose differently, as with other numbers of threads."""
+    distributed = Distributed(rank, rank, world_size, world_size, torch.device("cpu"), has_group=True)
+    with (
+        patch("hotlap.train.lap.choose_mode", lambda *_: CompileChoice("block" if rank else "off", "")),
+        patch("hotlap.train.lap.apply_compile"),
+        patch("hotlap.train.lap.warm_up"),
+    ):
+        lap = build_lap(pico(data, 2, runtime__compile="auto"), data, distributed, Clock())
+    lap.data.loader.close()
+    return lap.compiled
+
+
+def test_all_ranks_compile_as_the_first_does(tiny_data):
+    first, second = run_ranks(mode_chosen, 2, tiny_data)
+    assert first == second
+    assert first.mode == "off"

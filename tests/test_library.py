@@ -1,0 +1,104 @@
+"""Compiling the kernels in C: what is kept and found again, which compilers are taken, and doing without."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels_here import needs_kernels
+
+ASK = "from hotlap import kernels; print(kernels.unavailable())"
+
+
+def asked(tmp_path, **variables: str) -> str:
+    """What a process with an empty cache says of its kernels."""
+    environment = {**os.environ, "HOTLAP_CACHE": str(tmp_path / "cache"), **variables}
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_kernels
+def test_what_was_compiled_is_found_again(tmp_path) -> None:
+    assert asked(tmp_path) == "None"
+    kept = list((tmp_path / "cache" / "native").iterdir())
+    assert [path.suffix for path in kept] == [".so"]
+    made_at = kept[0].stat().st_mtime_ns
+    assert asked(tmp_path) == "None"
+    assert kept[0].stat().st_mtime_ns == made_at
+
+
+def test_without_a_compiler_the_reason_is_told(tmp_path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such target' >&2; exit 1\n")
+    broken.chmod(0o755)
+    assert asked(tmp_path, CC="no-such-compiler") == "no C compiler"
+    assert asked(tmp_path, CC=str(broken)) == "the C compiler failed: no such target"
+    assert asked(tmp_path, HOTLAP_NATIVE="off") == "HOTLAP_NATIVE=off"
+    assert not (tmp_path / "cache").exists()
+
+
+def compiler_script(path: Path, of_macros: str) -> str:
+    """A compiler that is gcc but for its predefined macros and for options that only gcc has."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in *-dM*) {of_macros};; *-Q*) exit 1;; *) exec cc "$@";; esac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@needs_kernels
+def test_each_kind_of_processor_has_its_own_file(tmp_path) -> None:
+    for kind in ("new", "old"):
+        compiler = compiler_script(tmp_path / "compiler", f"echo '#define __{kind}__ 1'")
+        assert asked(tmp_path, CC=compiler) == "None"
+    assert len(list((tmp_path / "cache" / "native").iterdir())) == 2
+
+
+@needs_kernels
+def test_clang_is_refused(tmp_path) -> None:
+    compiler = compiler_script(tmp_path / "compiler", "echo '#define __clang__ 1'")
+    assert asked(tmp_path, CC=compiler) == "kernels need gcc, found clang"
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_kernels
+def test_a_compiler_may_be_called_through_another_program(tmp_path) -> None:
+    assert asked(tmp_path, CC="env cc") == "None"
+    assert asked(tmp_path, CC="env no-such-compiler").startswith("the C compiler failed")
+    assert asked(tmp_path, CC="'cc") == "CC is not a command: No closing quotation"
+
+
+@needs_kernels
+def test_a_damaged_file_is_compiled_once_more(tmp_path) -> None:
+    assert asked(tmp_path) == "None"
+    (kept,) = (tmp_path / "cache" / "native").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])  # loading it would end the process
+    assert asked(tmp_path) == "None"
+    assert kept.stat().st_size == len(whole)
+
+
+@needs_kernels
+def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
+    (tmp_path / "cache").write_text("a file where a directory should be")
+    assert "Not a directory" in asked(tmp_path) or "File exists" in asked(tmp_path)
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of a compiler for x86-64")
+@pytest.mark.parametrize(("option", "most_lanes"), [("-mno-avx512f", 8), ("-mno-avx", 4)])
+def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lanes) -> None:
+    environment = {**os.environ, "CC": f"{os.environ.get('CC', 'cc')} {option}", "OMP_NUM_THREADS": "1"}
+    lanes = "from hotlap.kernels.cpu.library import needed_library; print(needed_library().attention_lanes())"
+    names = ("native", "inputs", "kernels", "newton_schulz", "row_rms")
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    found, tested = (
+        subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+        for words in (["-c", lanes], tests)
+    )
+    assert int(found.stdout) <= most_lanes, found.stderr
+    assert tested.returncode == 0, tested.stdout[-3000:]
