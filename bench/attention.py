@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from hotlap.attention.native import NativeBackend
 from torch import Tensor
 
 from bench.peak import best_seconds, sgemm_peak_flops
@@ -21,7 +22,6 @@ from hotlap.attention import Backend, choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import visible_pairs
 from hotlap.attention.mask import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
-from hotlap.attention.native import NativeBackend
 from hotlap.attention.tiles import TILE, plan_runs
 from hotlap.hardware import tune_malloc
 

@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from bench.step import CPU, configuration, make_model
-from hotlap.attention import choose_backend
 from hotlap.hardware import has_native_bf16, tune_malloc
+from hotlap.kernels import choose_backend
 from hotlap.optim.routing import build_optimizers
 from hotlap.settings import updated
 from hotlap.train.flops import peak_rss_mib

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16
+from hotlap.kernels import choose_backend
 from hotlap.model import build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim import Muon, orthogonalize, step_coefficients

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from bench.step import make_model
-from hotlap.attention import choose_backend
 from hotlap.hardware import tune_malloc
+from hotlap.kernels import choose_backend
 from hotlap.recipes import resolve
 from hotlap.settings import updated
 from hotlap.train.flops import peak_rss_mib

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import torch
 
 from bench.peak import product_rates
-from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
-from hotlap.kernels import unavailable
+from hotlap.kernels import choose_backend, unavailable
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve

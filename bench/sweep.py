@@ -28,7 +28,6 @@ import torch
 
 from bench.__main__ import described, write_section
 from bench.sweeps import SWEEPS, Sweep
-from hotlap.attention import choose_backend
 from hotlap.config import Config
 from hotlap.corpus.corpora import find_corpus
 from hotlap.corpus.prepare import Settings, prepare
@@ -36,6 +35,7 @@ from hotlap.corpus.sources import TextsSource
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
+from hotlap.kernels import choose_backend
 from hotlap.model import build_model
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from hotlap.optim.adam import KernelAdam
 from torch import Tensor
 
 from hotlap.config import OptimConfig
-from hotlap.optim.adam import KernelAdam
 from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from tests.kernels_here import needs_kernels, without_kernels
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hotlap.attention import choose_backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import first_visible_keys
 from hotlap.attention.tiles import TILE, batches, plan_runs
 from hotlap.errors import ConfigError, DeviceError
+from hotlap.kernels import choose_backend
 from tests.attention_cases import (
     CASES,
     LONG_CASES,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotlap.attention import choose_backend
+from hotlap.kernels import choose_backend
 from hotlap.model import build_model
 from hotlap.recipes import resolve
 from hotlap.settings import updated

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from hotlap.model.inputs import inputs, plain_inputs
 from torch import Tensor
 
 from hotlap.kernels.cpu import inputs as kernel
-from hotlap.model.inputs import inputs, plain_inputs
 from hotlap.model.rotary import Rotary, Rotation
 from tests.attention_cases import relative_error
 from tests.kernels_here import needs_kernels, without_kernels

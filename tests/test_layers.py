@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from hotlap.model.products import linear, linears, plain_linear
 from torch import Tensor
 
 from hotlap.model import products
 from hotlap.model.head import softcapped_cross_entropy
 from hotlap.model.layers import mix, plain_rms_norm, rms_norm
 from hotlap.model.mlp import add_mlp, plain_add_mlp
-from hotlap.model.products import linear, linears, plain_linear
 from hotlap.model.rotary import Rotary, Rotation, norm_and_rotate, plain_norm_and_rotate
 from tests.kernels_here import needs_kernels
 

@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional as F
 
 import hotlap
-from hotlap.attention import choose_backend
 from hotlap.data.stream import open_split
 from hotlap.errors import CheckpointError, ConfigError, DataError, DeviceError
 from hotlap.inference.load import LoadedModel, load
+from hotlap.kernels import choose_backend
 from hotlap.model import build_model
 from hotlap.recipes import resolve
 from hotlap.runs import checkpoint as store

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from hotlap.attention import choose_backend, make_plan
+from hotlap.attention import plan_batch
 from hotlap.attention.mask import Mask, document_ids
 from hotlap.config import ModelConfig
+from hotlap.kernels import choose_backend, install
 from hotlap.model import build_model
 from hotlap.model.layers import Matrix
 from hotlap.model.roles import parameter_roles
@@ -52,9 +53,17 @@ def published_tokens() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(tokens[:-1], dtype=torch.int32), torch.tensor(tokens[1:])
 
 
-@pytest.mark.parametrize("backend_name", ["dense", "blocked", pytest.param("native", marks=needs_kernels)])
+@pytest.mark.parametrize(
+    "backend_name, fused",
+    [
+        ("dense", False),
+        ("blocked", False),
+        pytest.param("native", False, marks=needs_kernels),
+        pytest.param("native", True, marks=needs_kernels),
+    ],
+)
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['recipe']}-{case['window']}")
-def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_name):
+def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_name, fused):
     tiny = {"model.width": 32, "model.num_heads": 2, "model.vocab_size": 200, "model.vocab_multiple": 1}
     model = build_model(updated(resolve(case["recipe"], "small"), tiny).model, max_tokens=1024)
     parameters = dict(model.named_parameters())
@@ -70,7 +79,11 @@ def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_na
     tokens, targets = published_tokens()
     window = torch.tensor(case["window"], dtype=torch.int32)
     mask = Mask(document_ids(tokens, end_of_text=7), window, case["window_unit"])
-    plan = make_plan(choose_backend(backend_name, "cpu"), mask)
+    backend = choose_backend(backend_name, "cpu")
+    if fused:
+        installed = install(model, backend=backend, tokens=len(tokens))
+        assert all(part.kernel for part in installed.parts), str(installed)
+    plan = plan_batch(backend, mask)
     loss = model(tokens, targets, [plan] * 12)
     loss.backward()
 
@@ -162,6 +175,14 @@ def test_a_fixed_seed_gives_the_pinned_loss(recipe):
     assert train(config, make_model(config), steps=4)[3] == pytest.approx(in_float64, abs=5e-3)
 
 
+@needs_kernels
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_training_with_kernels_is_the_same(recipe):
+    config = resolve(recipe, "pico")
+    fused = train(config, make_model(config), steps=4, backend="native", fused=True)
+    assert fused == pytest.approx(train(config, make_model(config), steps=4), abs=5e-3)
+
+
 @pytest.mark.parametrize("recipe", ["window-warmup", "softcap"])
 def test_training_with_the_dense_backend_is_the_same(recipe):
     config = resolve(recipe, "pico")
@@ -250,7 +271,7 @@ def test_changing_the_window_recompiles_nothing(backend):
 
     def step(window_blocks: int) -> None:
         mask = Mask(document_ids(tokens, 7), torch.tensor(window_blocks, dtype=torch.int32), "blocks")
-        plan = make_plan(choose_backend(backend, "cpu"), mask)
+        plan = plan_batch(choose_backend(backend, "cpu"), mask)
         model(tokens, targets, [plan] * 4).backward()
 
     step(1)

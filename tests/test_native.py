@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hotlap.attention.native import NativeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import first_visible_keys
-from hotlap.attention.native import NativeBackend
 from hotlap.kernels.cpu import attention
 from tests.attention_cases import (
     CASES,

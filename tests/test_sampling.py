@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotlap.attention import make_plan
+from hotlap.attention import plan_batch
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import Mask, document_ids
 from hotlap.config import Config
@@ -99,7 +99,7 @@ def test_uncached_logits_are_those_of_the_plain_mask():
     visibility = Visibility.at_step(config, config.schedule.steps, END)
     tokens = text_of(384, ends=(50, 200))
     window = torch.tensor(visibility.window_tokens // 128, dtype=torch.int32)
-    plan = make_plan(DenseBackend(), Mask(document_ids(tokens, END), window, "blocks"))
+    plan = plan_batch(DenseBackend(), Mask(document_ids(tokens, END), window, "blocks"))
     with torch.no_grad():
         plain = model.logits(model.hidden(tokens, [plan] * config.model.num_layers))
     torch.testing.assert_close(uncached_logits(model, visibility, tokens), plain, rtol=0, atol=1e-5)

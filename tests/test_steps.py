@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 import torch
+from hotlap.optim.matrix_steps import MomentumForm, momentum_weights, plain_momenta, plain_step_matrix
 
 from hotlap.kernels.cpu import steps
-from hotlap.optim.matrix_steps import MomentumForm, momentum_weights, plain_momenta, plain_step_matrix
 from tests.kernels_here import needs_kernels
 
 # Several matrices; of the larger ones threads take parts, the last of which is not a whole block.

@@ -12,12 +12,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from hotlap.attention import choose_backend
 from hotlap.cli import dispatch
 from hotlap.commands.train import leave_at_once
 from hotlap.distributed.process_group import process_group
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
 from hotlap.inference.generate import sample_text
+from hotlap.kernels import choose_backend
 from hotlap.recipes import RECIPES
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory

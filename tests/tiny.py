@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotlap.attention import choose_backend
 from hotlap.config import Config
+from hotlap.kernels import choose_backend, install
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.optim.routing import apply_schedule, build_optimizers
 from hotlap.optim.schedules import lr_multiplier, momentum
@@ -37,11 +37,15 @@ def make_masking(config: Config, step: int = 0, backend: str = "blocked") -> Mas
     return masking
 
 
-def train(config: Config, model: GPT | GPT2, steps: int, backend: str = "blocked") -> list[float]:
-    """Losses of the first steps of the recipe's own schedule, on the same tokens again and again."""
+def train(
+    config: Config, model: GPT | GPT2, steps: int, backend: str = "blocked", *, fused: bool = False
+) -> list[float]:
+    """Losses of the first steps of the recipe's own schedule, always on the same tokens."""
     optimizers = build_optimizers(route_parameters(model, config, world_size=1))
     tokens, targets = made_up_tokens(config.batch.sequence_tokens, config.model.vocab_size)
     masking = make_masking(config, backend=backend)
+    if fused:
+        install(model, optimizers, backend=masking.backend, tokens=len(tokens))
     losses = []
     for step in range(steps):
         masking.set_step(step)

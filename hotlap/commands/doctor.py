@@ -39,7 +39,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from hotlap import hardware, kernels
-    from hotlap.attention import choose_backend
+    from hotlap.kernels import choose_backend
 
     device = hardware.select_device("auto")
     threads = hardware.usable_cores()

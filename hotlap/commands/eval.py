@@ -91,8 +91,8 @@ def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
 
 
 def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[str, Any]:
-    from hotlap.attention import choose_backend
     from hotlap.data.validation import validation_batches
+    from hotlap.kernels import choose_backend
     from hotlap.train.evaluation import evaluate
     from hotlap.train.lap import bytes_per_token, end_of_text_of
     from hotlap.train.masking import Masking

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hotlap.attention.mask import NO_TOKEN
 from hotlap.inference.visibility import Visibility
 from hotlap.model import GPT, GPT2
-from hotlap.model.block import AttentionPlan
+from hotlap.model.attention import AttentionPlan
 
 
 class LayerCache:

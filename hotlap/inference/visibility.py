@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hotlap.attention import make_plan
+from hotlap.attention import plan_batch
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.mask import NO_TOKEN, Mask, document_ids
 from hotlap.config import Config
 from hotlap.model import GPT, GPT2
-from hotlap.model.block import AttentionPlan
+from hotlap.model.attention import AttentionPlan
 from hotlap.optim.schedules import window_tokens
 
 
@@ -62,7 +62,7 @@ class Visibility:
 
     def plan(self, tokens_T: Tensor) -> AttentionPlan:
         # The backend for every device and dtype: a prompt is read once, and how fast matters little.
-        return make_plan(BlockedBackend(saved_bytes=0), self.mask(tokens_T))
+        return plan_batch(BlockedBackend(saved_bytes=0), self.mask(tokens_T))
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
-"""What a CPU computes in float32, in C. `compiled.py` compiles it; the other modules call it with tensors."""
+"""Fused replacements of parts of a lap, applied from outside by one call: `install`."""
 
-from hotlap.kernels.cpu.library import kernels_take, library, unavailable
+from hotlap.kernels.cpu.library import unavailable
+from hotlap.kernels.install import BACKENDS, Installed, Part, choose_backend, install
 
-__all__ = ["kernels_take", "library", "unavailable"]
+__all__ = ["BACKENDS", "Installed", "Part", "choose_backend", "install", "unavailable"]

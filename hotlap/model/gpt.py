@@ -1,25 +1,27 @@
 """The records' language model, top to bottom: embedding, encoder half, decoder half, head.
 
-The model sees one packed sequence of tokens and one attention plan per layer, and computes in the dtype it is
-given. Shapes: T tokens, C width, V vocabulary with padding.
+It takes one packed sequence of tokens and one attention plan per layer, and computes in a given dtype.
+Encoder outputs return to the decoder half as skip connections, last one first (U-Net). Shapes: T tokens,
+C width, V vocabulary with padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from hotlap.config import ModelConfig
+from hotlap.model.attention import Attention, AttentionPlan
 from hotlap.model.bigrams import BigramEmbedding
-from hotlap.model.block import AttentionPlan, Block, SkipConnection
-from hotlap.model.head import softcapped, softcapped_cross_entropy
-from hotlap.model.layers import Head, Table, rms_norm
+from hotlap.model.block import Block, SkipConnection
+from hotlap.model.embeddings import ValueEmbeddings
+from hotlap.model.head import Head, Loss, cross_entropy
+from hotlap.model.layers import Table, norm
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotary
-from hotlap.model.value_embeddings import ValueEmbeddings
 
 
 class GPT(nn.Module):
@@ -37,7 +39,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         # In decoder order: the first belongs to the encoder's last output.
         self.skip_weights = nn.Parameter(torch.ones(self.num_skips))
-        self.head = Head(config.width, config.padded_vocab_size, zero=True)
+        self.head = Head(config.width, config.padded_vocab_size, config.softcap)
+        self.loss: Loss = cross_entropy
         if config.bf16_embeddings and dtype == torch.bfloat16:
             for module in self.modules():
                 if isinstance(module, Table):
@@ -52,36 +55,46 @@ class GPT(nn.Module):
     ) -> Tensor:
         """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)
-        return softcapped_cross_entropy(
-            x_TC, self.head.weight, targets_T, self.config.softcap, reduction=reduction
-        )
+        return self.loss(x_TC, self.head.weight, targets_T, self.head.softcap, reduction=reduction)
 
     def hidden(
         self, tokens_T: Tensor, plans: Sequence[AttentionPlan], positions_T: Tensor | None = None
     ) -> Tensor:
-        """What the head is applied to, (T, C). Without positions, the tokens start a sequence."""
+        """The input of the head, (T, C). Without positions, the tokens start a sequence."""
         if positions_T is None:
             rotation = self.rotary(tokens_T.numel(), self.dtype)
         else:
             rotation = self.rotary.at(positions_T, self.dtype)
-        mixed_in = self.value_embeddings(tokens_T)
-        embedded = self.embed(tokens_T).to(self.dtype)
+        x = self.embed(tokens_T).to(self.dtype)
         if self.bigrams is not None:
-            embedded = embedded + self.bigrams(tokens_T, plans[0].previous(tokens_T)).to(self.dtype)
-        x = x0 = rms_norm(embedded)
+            x = x + self.bigrams(tokens_T, plans[0].previous(tokens_T)).to(self.dtype)
+        x = x0 = norm(x)
+        if self.config.values == "first-layer":
+            value_embeddings = self.first_layer_values(x0)
+        else:
+            value_embeddings = self.value_embeddings(tokens_T)
         first_decoder = self.config.num_layers - self.num_skips
         encoder_outputs: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             skip = None
             if layer >= first_decoder:
                 skip = SkipConnection(encoder_outputs.pop(), self.skip_weights[layer - first_decoder])
-            x, values, x0 = block(x, x0, skip, mixed_in[layer], rotation, plans[layer])
-            if self.config.values == "first-layer" and layer == 0:
-                mixed_in = [values] * self.config.num_layers
+            x = block(x, x0, skip, value_embeddings[layer], rotation, plans[layer])
             if layer < self.num_skips:
                 encoder_outputs.append(x)
-        return rms_norm(x)
+        return norm(x)
+
+    def first_layer_values(self, x0_TC: Tensor) -> list[Tensor | None]:
+        """The first layer's values for every later one (value residual, https://arxiv.org/abs/2410.17897).
+
+        Computed a second time here, so that a block returns only the stream; a compiler merges the two.
+        """
+        block = cast(Block, self.blocks[0])
+        attention = cast(Attention, block.attention)
+        values_TGD = attention.heads(attention.v(norm(block.mix(x0_TC, x0_TC, None))))
+        return [None, *[values_TGD] * (self.config.num_layers - 1)]
 
     def logits(self, x_TC: Tensor) -> Tensor:
         """Softcapped logits (T, vocabulary without padding), float32."""
-        return softcapped(self.head(x_TC), self.config.softcap)[..., : self.config.vocab_size]
+        logits_TV: Tensor = self.head(x_TC)
+        return logits_TV[..., : self.config.vocab_size]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
-from hotlap.model.block import AttentionPlan
-from hotlap.model.head import softcapped, softcapped_cross_entropy
+from hotlap.model.attention import AttentionPlan
+from hotlap.model.head import Loss, cross_entropy, softcapped
 from hotlap.model.layers import Matrix, Table
 from hotlap.model.roles import Role
 
@@ -71,6 +71,7 @@ class GPT2(nn.Module):
         self.positions = Table(max_tokens, config.width)
         self.blocks = nn.ModuleList(GPT2Block(config) for _ in range(config.num_layers))
         self.norm = LayerNorm(config.width)
+        self.loss: Loss = cross_entropy
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 shrink = (2 * config.num_layers) ** -0.5 if name.endswith("_out.weight") else 1.0
@@ -85,9 +86,7 @@ class GPT2(nn.Module):
     ) -> Tensor:
         """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)
-        return softcapped_cross_entropy(
-            x_TC, self.embed.weight, targets_T, self.config.softcap, reduction=reduction
-        )
+        return self.loss(x_TC, self.embed.weight, targets_T, self.config.softcap, reduction=reduction)
 
     def hidden(
         self,
@@ -95,7 +94,7 @@ class GPT2(nn.Module):
         plans: Sequence[AttentionPlan] | None = None,
         positions_T: Tensor | None = None,
     ) -> Tensor:
-        """What the head is applied to, (T, C). Without plans the tokens are whole contexts, side by side."""
+        """The input of the head, (T, C). Without plans the tokens are whole contexts, one after another."""
         count = tokens_T.numel()
         context = min(count, self.max_tokens) if plans is None else count
         assert count % context == 0, f"{count} tokens are not whole contexts of {context}"

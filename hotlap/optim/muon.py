@@ -17,13 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.kernels import kernels_take
-from hotlap.kernels.cpu import steps
 from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
 from hotlap.optim.gradients import check_gradients
-from hotlap.optim.matrix_steps import MomentumForm, momentum_weights, plain_momenta, plain_step_matrix
-from hotlap.optim.newton_schulz import CoefficientKind, orthogonalize, step_coefficients, working_dtype
+from hotlap.optim.muon_maths import MomentumForm, PlainMaths
+from hotlap.optim.newton_schulz import CoefficientKind, step_coefficients, working_dtype
 from hotlap.optim.parameters import Parameters, check_matrices, check_unique, named_groups
 
 UpdateScale = Literal["aspect", "match-rms"]
@@ -85,6 +83,7 @@ class Muon(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
+        self.maths = PlainMaths()
         self._is_planned = False
         self._lr_factors = dict(lr_factors or {})
         self._parts = dict(parts or {})
@@ -155,19 +154,17 @@ class Muon(torch.optim.Optimizer):
     def _compute(self, index: int) -> Tensor:
         """This rank's orthogonalised updates of one chunk, (owned, rows, cols)."""
         share = self._shares[index]
-        buffer, momentum = share.momentum, share.group["momentum"]
+        buffer = share.momentum
         dtype = self._ns_dtype or working_dtype(buffer)
         if not len(share.owned):
             return buffer.to(dtype)
         gradients = [cast(Tensor, share.weights[position].grad) for position in share.owned]
-        if kernels_take(buffer, *gradients):
-            weights = momentum_weights(self._momentum_form, momentum, self._nesterov)
-            updates = steps.step_momenta(gradients, buffer, *weights)
-        else:
-            updates = plain_momenta(gradients, buffer, self._momentum_form, momentum, self._nesterov)
+        updates = self.maths.momenta(
+            gradients, buffer, self._momentum_form, share.group["momentum"], self._nesterov
+        )
         kind = share.chunk.kind
         pieces = updates.view(-1, kind.rows // kind.parts, kind.cols)
-        return orthogonalize(pieces, self._coefficients, dtype=dtype).reshape(updates.shape)
+        return self.maths.orthogonalize(pieces, self._coefficients, dtype).reshape(updates.shape)
 
     def _apply(self, index: int, updates: Tensor) -> None:
         share = self._shares[index]
@@ -177,12 +174,8 @@ class Muon(torch.optim.Optimizer):
         scale = spectral if self._update_scale == "aspect" else 0.2 * max(rows, kind.cols) ** 0.5
         lrs = [share.group["lr"] * self._lr_factors.get(name, 1.0) for name in share.names]
         rates, decays = [lr * scale for lr in lrs], [lr * share.group["weight_decay"] for lr in lrs]
-        updates = updates[: len(share.weights)]  # an uneven chunk comes with empty slots at its end
-        if kernels_take(updates, *share.weights) and all(weight.is_contiguous() for weight in share.weights):
-            steps.step_matrices(share.weights, updates, rates, decays, self._cautious)
-        else:
-            for weight, update, rate, decay in zip(share.weights, updates, rates, decays, strict=True):
-                plain_step_matrix(weight, update, rate, decay, self._cautious)
+        # The slots at the end of an uneven chunk hold no matrix.
+        self.maths.step(share.weights, updates[: len(share.weights)], rates, decays, self._cautious)
 
     def named_parameters(self) -> dict[str, Tensor]:
         """All matrices by name, owned by this rank or not."""

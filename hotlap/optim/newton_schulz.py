@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.kernels.cpu import newton_schulz as kernel
 
 Coefficients = tuple[tuple[float, float, float], ...]
 CoefficientKind = Literal["quintic", "polar-express"]
@@ -43,8 +42,8 @@ _SAFETY = 1.01
 _GRAM_PAYS_FROM = 1.5
 # The Gram matrix squares the condition number: on its own for five steps it is 1e-4 off in float32 where
 # small singular values abound. Formed anew after two steps, which lift those, it is as exact as plain.
-_GRAM_FIRST_SEGMENT = 2
-_GRAM_SEGMENT = 3
+GRAM_FIRST_SEGMENT = 2
+GRAM_SEGMENT = 3
 
 # The iteration goes over a slice some fifteen times; larger ones than this fall out of a core's cache. But a
 # call for fewer than two matrices a thread takes longer to begin than that loses.
@@ -85,17 +84,19 @@ def orthogonalize(
     dtype = dtype or working_dtype(matrices)
     stacked = matrices if matrices.ndim == 3 else matrices.unsqueeze(0)
     is_tall = stacked.shape[-2] > stacked.shape[-1]
-    if form == "auto":
-        short, long = sorted(stacked.shape[-2:])
-        form = "gram" if long >= _GRAM_PAYS_FROM * short and dtype != torch.bfloat16 else "plain"
-    if kernel.suits(stacked, dtype):
-        segments = (_GRAM_FIRST_SEGMENT, _GRAM_SEGMENT) if form == "gram" else (1, 1)
-        return kernel.orthogonalize(stacked, coefficients, *segments, SMALLEST_NORM).reshape(matrices.shape)
     wide = _unit_norm((stacked.mT if is_tall else stacked).to(dtype))
+    if form == "auto":
+        form = "gram" if gram_pays(stacked.shape[-2:], dtype) else "plain"
     iterate = _iterate_gram if form == "gram" else _iterate_plain
     slices = [iterate(part, coefficients) for part in wide.split_with_sizes(_slice_counts(wide))]
     result = slices[0] if len(slices) == 1 else torch.cat(slices)
     return (result.mT if is_tall else result).reshape(matrices.shape)
+
+
+def gram_pays(shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Whether the Gram form is the faster one for matrices of `shape`, and as exact in `dtype`."""
+    short, long = sorted(shape)
+    return long >= _GRAM_PAYS_FROM * short and dtype != torch.bfloat16
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:
@@ -127,8 +128,8 @@ def _iterate_plain(x: Tensor, coefficients: Coefficients) -> Tensor:
 
 def _iterate_gram(x: Tensor, coefficients: Coefficients) -> Tensor:
     """The same iteration, a few steps at a time on the small side only: x enters once a segment."""
-    first, rest = coefficients[:_GRAM_FIRST_SEGMENT], coefficients[_GRAM_FIRST_SEGMENT:]
-    segments = [first, *(rest[i : i + _GRAM_SEGMENT] for i in range(0, len(rest), _GRAM_SEGMENT))]
+    first, rest = coefficients[:GRAM_FIRST_SEGMENT], coefficients[GRAM_FIRST_SEGMENT:]
+    segments = [first, *(rest[i : i + GRAM_SEGMENT] for i in range(0, len(rest), GRAM_SEGMENT))]
     for segment in segments:
         gram = torch.bmm(x, x.mT)
         product: Tensor | None = None

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from hotlap.config import AdamConfig, OptimConfig
 from hotlap.errors import OptimizerError
-from hotlap.kernels import kernels_take
-from hotlap.optim.adam import KernelAdam
 from hotlap.optim.chunks import MatrixKind, plan_owners
 from hotlap.optim.exchange import OnEvent
 from hotlap.optim.gradients import check_gradients
@@ -185,13 +183,10 @@ def apply_schedule(
 def _build_adam(
     routes: Sequence[Route], adam: AdamConfig, check_finite: bool | None
 ) -> torch.optim.Optimizer:
-    groups, betas = _adam_groups(routes), (adam.beta1, adam.beta2)
-    optimizer: torch.optim.Optimizer
-    if all(kernels_take(route.tensor) and route.tensor.is_contiguous() for route in routes):
-        optimizer = KernelAdam(groups, betas=betas, eps=adam.eps)
-    else:
-        # Without a weight decay, this is Adam.
-        optimizer = torch.optim.AdamW(groups, betas=betas, eps=adam.eps, fused=True)
+    # Without a weight decay, this is Adam.
+    optimizer = torch.optim.AdamW(
+        _adam_groups(routes), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True
+    )
     _refuse_bad_gradients(optimizer, routes, check_finite)
     return optimizer
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels import kernels_take
-from hotlap.kernels.cpu import steps
+# (table, grad, squares, lr, beta2, correction, eps), in place
+StepRows = Callable[[Tensor, Tensor, Tensor, float, float, float, float], None]
 
 
 class RowRms(torch.optim.Optimizer):
@@ -23,6 +23,7 @@ class RowRms(torch.optim.Optimizer):
     def __init__(self, params: Sequence[tuple[str, Tensor]], lr: float, *, beta2: float, eps: float) -> None:
         super().__init__(params, {"lr": lr})
         self._beta2, self._eps = beta2, eps
+        self.step_rows: StepRows = step_rows
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -36,7 +37,7 @@ class RowRms(torch.optim.Optimizer):
                 state["step"] += 1
                 # Early on, the second moment is still too small by this.
                 correction = 1 - self._beta2 ** state["step"].item()
-                given = (
+                self.step_rows(
                     table,
                     table.grad,
                     state["exp_avg_sq"],
@@ -45,17 +46,13 @@ class RowRms(torch.optim.Optimizer):
                     correction,
                     self._eps,
                 )
-                if kernels_take(table, table.grad):
-                    steps.step_rows(*given)
-                else:
-                    plain_step_rows(*given)
         return None
 
 
-def plain_step_rows(
+def step_rows(
     table: Tensor, grad: Tensor, squares: Tensor, lr: float, beta2: float, correction: float, eps: float
 ) -> None:
-    """The reference. A row of `squares` goes to grad² by 1 − beta2, where it has a gradient at all."""
+    """Where a row of grad is not zero: squares moves to grad² by 1 − beta2, and table against grad."""
     touched = grad.ne(0).any(dim=1, keepdim=True)
     squares.lerp_(grad.square(), torch.where(touched, 1 - beta2, 0.0).to(squares.dtype))
     table.addcdiv_(grad, (squares / correction).sqrt_().add_(eps), value=-lr)

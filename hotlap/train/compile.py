@@ -10,7 +10,7 @@ import torch
 from hotlap.config import Config
 from hotlap.distributed.process_group import Distributed
 from hotlap.files import cache_directory
-from hotlap.kernels.cpu.library import are_available
+from hotlap.kernels import Installed
 from hotlap.model import GPT, GPT2
 from hotlap.train.flops import matmul_flops_per_token
 from hotlap.train.masking import Masking
@@ -28,8 +28,10 @@ class CompileChoice(NamedTuple):
     reason: str
 
 
-def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_threads: int) -> CompileChoice:
-    """`auto` compiles what has no kernels, where the run is long enough to win back the time it takes."""
+def choose_mode(
+    config: Config, device: torch.device, dtype: torch.dtype, all_threads: int, installed: Installed
+) -> CompileChoice:
+    """`auto` compiles blocks without kernels, in a run that is long enough to win back the time it takes."""
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as asked for")
@@ -37,8 +39,7 @@ def choose_mode(config: Config, device: torch.device, dtype: torch.dtype, all_th
         return CompileChoice("model", "auto: always pays on CUDA")
     if device.type != "cpu":
         return CompileChoice("off", f"auto: not used on {device.type}")
-    has_kernels = config.model.architecture == "speedrun" and dtype == torch.float32 and are_available()
-    if has_kernels:
+    if installed.fuses_blocks:
         return CompileChoice("off", "auto: the kernels in C are as fast")
     tokens = config.schedule.steps * config.batch.tokens_per_step
     gflops = ASSUMED_GFLOPS_A_THREAD * all_threads * (2 if dtype == torch.bfloat16 else 1)
@@ -81,9 +82,12 @@ def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Di
 
 
 def sequences_at_once(config: Config, world_size: int) -> set[int]:
-    """How many sequences a rank takes through the model at once: the micro-batches of a step differ at most
-    in the last one.
-    """
+    """How many sequences a rank takes through the model at once; a step's last micro-batch may differ."""
     of_this_rank = config.batch.tokens_per_step // config.batch.sequence_tokens // world_size
     micro = config.batch.micro_sequences
     return {min(micro, of_this_rank - start) for start in range(0, of_this_rank, micro)}
+
+
+def tokens_at_once(config: Config, world_size: int) -> int:
+    """The most tokens that a rank takes through the model at once."""
+    return max(sequences_at_once(config, world_size)) * config.batch.sequence_tokens

@@ -16,7 +16,6 @@ import psutil
 import torch
 
 from hotlap import __version__, hardware
-from hotlap.kernels import unavailable
 
 # Variables that change speed or results. Whole names, never patterns: a pattern may match a secret.
 RECORDED_VARIABLES = (
@@ -61,6 +60,7 @@ def describe_environment(
     device: torch.device,
     precision: torch.dtype,
     attention_backend: str,
+    kernels: dict[str, str],
     compile_mode: str,
     world_size: int,
     threads: int,
@@ -77,8 +77,7 @@ def describe_environment(
         "threads": threads,
         "precision": str(precision).removeprefix("torch."),
         "attention_backend": attention_backend,
-        # Elsewhere nothing is compiled just to say so.
-        "kernels": (unavailable() or "compiled") if device.type == "cpu" else f"none on {device.type}",
+        "kernels": kernels,
         "compile": compile_mode,
         "cores": hardware.usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

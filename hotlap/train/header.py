@@ -8,12 +8,6 @@ import torch
 
 from hotlap import __version__
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
-from hotlap.kernels import unavailable
-from hotlap.kernels.cpu import inputs, mlp
-from hotlap.model import GPT, head
-from hotlap.model.block import Attention
-from hotlap.model.mlp import MLP
-from hotlap.train.compile import sequences_at_once
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
 
@@ -24,39 +18,6 @@ def described_precision(lap: Lap) -> str:
     if lap.config.runtime.precision == "auto" and amx_faults(lap.distributed.device):
         return f"{activations} (the processor {AMX_FAULTS})"
     return activations
-
-
-def described_kernels(lap: Lap) -> str:
-    """Which of the parts that take most of a step run in C, or why none can."""
-    device = lap.distributed.device
-    if device.type != "cpu":
-        return f"no kernels in C on {device.type}"
-    reason = unavailable()
-    if reason:
-        return f"no kernels in C ({reason})"
-    return f"in C: {', '.join(_parts_in_c(lap)) or 'none of attention, MLP, head'}"
-
-
-def _parts_in_c(lap: Lap) -> list[str]:
-    config, model = lap.config, lap.model
-    sequences = max(sequences_at_once(config, lap.distributed.world_size))
-    # Of the shape that goes through the model, without its memory.
-    x_TC = torch.empty((), dtype=lap.dtype).expand(
-        sequences * config.batch.sequence_tokens, model.config.width
-    )
-    head_weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
-    mlps = [module for module in model.modules() if isinstance(module, MLP)]
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    is_eager = lap.compiled.mode == "off"  # a compiler fuses what makes attention's inputs by itself
-    parts = {
-        "attention's inputs": bool(attentions)
-        and is_eager
-        and inputs.suits_model(x_TC, attentions[0].q.weight),
-        "attention": lap.backend.name == "native" and config.attention.window_unit != "unlimited",
-        "MLP": bool(mlps) and mlp.suits(x_TC, mlps[0].expand.weight, mlps[0].out.weight),
-        "head": head.runs_in_c(x_TC, head_weight, model.config.softcap),
-    }
-    return [name for name, in_c in parts.items() if in_c]
 
 
 def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
@@ -70,8 +31,8 @@ def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
         f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
         f"precision  {described_precision(lap)}, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
-        f"attention  {lap.backend.name} backend; {described_kernels(lap)}; compile"
-        f" {lap.compiled.mode} ({lap.compiled.reason})",
+        f"attention  {lap.backend.name} backend; compile {lap.compiled.mode} ({lap.compiled.reason})",
+        f"kernels    {lap.installed}",
         f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
         f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",
         f"batch      {config.batch.tokens_per_step:,} tokens a step: {world.world_size} ranks ×"

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hotlap.attention import Backend, choose_backend
+from hotlap import kernels
+from hotlap.attention import Backend
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.loader import Loader
@@ -28,7 +29,7 @@ from hotlap.model import GPT, GPT2, build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, warm_up
+from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, tokens_at_once, warm_up
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 
@@ -47,6 +48,7 @@ class Lap:
     masking: Masking
     routing: Routing
     optimizers: list[torch.optim.Optimizer]
+    installed: kernels.Installed
     compiled: CompileChoice
     peak_gflops: float | None
 
@@ -66,7 +68,9 @@ class Data:
 def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
     device = distributed.device
     dtype = select_precision(config.runtime.precision, device)
-    backend = choose_backend(config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config))
+    backend = kernels.choose_backend(
+        config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config)
+    )
     data = open_data(config, directory, distributed)
     torch.manual_seed(config.seed)
     with device:
@@ -75,9 +79,16 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     routing = route_parameters(model, config, distributed.world_size)
     # Orthogonalised in the run's own precision: bfloat16 halves the time where the hardware has it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
+    installed = kernels.install(
+        model,
+        optimizers,
+        backend=backend,
+        tokens=tokens_at_once(config, distributed.world_size),
+        compiled=config.runtime.compile in ("block", "model"),
+    )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
-    compiled = from_main_rank(choose_mode(config, device, dtype, threads))
+    compiled = from_main_rank(choose_mode(config, device, dtype, threads, installed))
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
@@ -86,7 +97,19 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     if distributed.world_size > 1:
         module = average_gradients(model, device)
     return Lap(
-        config, distributed, data, dtype, backend, model, module, masking, routing, optimizers, compiled, peak
+        config=config,
+        distributed=distributed,
+        data=data,
+        dtype=dtype,
+        backend=backend,
+        model=model,
+        module=module,
+        masking=masking,
+        routing=routing,
+        optimizers=optimizers,
+        installed=installed,
+        compiled=compiled,
+        peak_gflops=peak,
     )
 
 

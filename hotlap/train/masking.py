@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotlap.attention import Backend, make_plan
+from hotlap.attention import Backend, plan_batch
 from hotlap.attention.mask import NO_TOKEN, Mask, document_ids
 from hotlap.config import Config
-from hotlap.model.block import AttentionPlan
+from hotlap.model.attention import AttentionPlan
 from hotlap.optim.schedules import window_tokens
 
 
@@ -45,4 +45,4 @@ class Masking:
         starts_document = self.end_of_text if self.config.attention.document_mask else NO_TOKEN
         documents = document_ids(tokens_T, starts_document, chunk_tokens)
         mask = Mask(documents, self._window, unit, self.config.attention.block_size)
-        return [make_plan(self.backend, mask)] * self.config.model.num_layers
+        return [plan_batch(self.backend, mask)] * self.config.model.num_layers

@@ -224,6 +224,7 @@ def full_environment(lap: Lap) -> dict[str, Any]:
             device=lap.distributed.device,
             precision=lap.dtype,
             attention_backend=lap.backend.name,
+            kernels=lap.installed.as_json(),
             compile_mode=lap.compiled.mode,
             world_size=lap.distributed.world_size,
             threads=torch.get_num_threads(),

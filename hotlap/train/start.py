@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from hotlap.distributed.same_start import check_same
-from hotlap.kernels import unavailable
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import Progress
 
@@ -19,14 +16,12 @@ def check_same_start(lap: Lap, progress: Progress) -> None:
 
 def facts_of(lap: Lap, progress: Progress) -> dict[str, Any]:
     loader = lap.data.loader.state
-    facts = {
+    return {
         "step": progress.step,
         "position in the data": f"{loader.position} of epoch {loader.epoch}",
         "training shards": lap.data.train.fingerprint,
         "validation shards": lap.data.val.fingerprint,
         "precision": str(lap.dtype).removeprefix("torch."),
         "attention backend": lap.backend.name,
+        "kernels": str(lap.installed),
     }
-    if lap.distributed.device.type == "cpu" and lap.dtype == torch.float32:
-        facts["kernels in C"] = "none" if unavailable() else "there"
-    return facts

@@ -34,3 +34,15 @@ def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
     """Whether every thread has tokens enough for a share of its own; one thread has nothing to add up."""
     threads = num_threads()
     return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)
+
+
+def token_parts(x_TC: Tensor) -> int:
+    """How many equal runs of tokens a matmul is cut into: one per thread, or 1 where that would not pay.
+
+    A pass over activations gives each thread a run of tokens, and what a thread has written is in its own
+    core's cache. A library's matmul over all tokens may cut elsewhere and fetch half of its operands from the
+    other core, which takes up to twice as long.
+    """
+    threads = num_threads()
+    cut = x_TC.device.type == "cpu" and len(x_TC) % threads == 0
+    return threads if cut and len(x_TC) >= threads * LEAST_TOKENS_A_THREAD else 1

@@ -1,0 +1,229 @@
+"""The one door through which kernels get into a lap: what they replace is decided here, once, and told.
+
+`install` gives blocks, loss and optimizers fused versions that share the parameters; without the call
+everything runs as the plain PyTorch that it is. Names, state dicts and checkpoints are the same either way.
+What it returns says of every part what runs it, and why a part was left plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from hotlap.attention import Backend
+from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
+from hotlap.attention.dense import DenseBackend
+from hotlap.errors import ConfigError, DeviceError
+from hotlap.kernels.chunked_loss import Passes, chunked_cross_entropy, is_unshifted
+from hotlap.kernels.cpu import head, mlp, steps
+from hotlap.kernels.cpu.attention_backend import NativeBackend
+from hotlap.kernels.cpu.block import FusedBlock
+from hotlap.kernels.cpu.library import unavailable
+from hotlap.kernels.cpu.muon_maths import KernelMaths
+from hotlap.kernels.cpu.shares import least_tokens_a_share
+from hotlap.model import GPT, GPT2
+from hotlap.model.attention import Attention
+from hotlap.model.block import Block
+from hotlap.model.head import Head, cross_entropy
+from hotlap.model.layers import Matrix
+from hotlap.model.mlp import MLP
+from hotlap.optim.muon import Muon
+from hotlap.optim.row_rms import RowRms
+
+BACKENDS = ("auto", "dense", "flex", "native", "blocked")
+
+
+class Part(NamedTuple):
+    name: str
+    kernel: str  # what runs it: "C", "chunked PyTorch"; empty where it was left plain
+    reason: str = ""  # why it was left plain
+
+
+@dataclass(frozen=True)
+class Installed:
+    parts: tuple[Part, ...]
+
+    def as_json(self) -> dict[str, str]:
+        """{part: what runs it, or "plain: " and the reason}, for environment.json and the report."""
+        return {part.name: part.kernel or f"plain: {part.reason}" for part in self.parts}
+
+    def __str__(self) -> str:
+        """One line: what was swapped, and what was left plain and why."""
+        names: dict[str, list[str]] = {}
+        for part in self.parts:
+            names.setdefault(f"in {part.kernel}" if part.kernel else f"plain ({part.reason})", []).append(
+                part.name
+            )
+        return "; ".join(f"{', '.join(parts)} {how}" for how, parts in names.items())
+
+    @property
+    def fuses_blocks(self) -> bool:
+        return any(part.kernel for part in self.parts if part.name.startswith(("QKV", "MLP")))
+
+
+def choose_backend(
+    name: str, device: torch.device | str, *, saved_bytes: int = DEFAULT_SAVED_BYTES
+) -> Backend:
+    """The attention backend of a run on `device`. A backend that cannot work there is an error.
+
+    `auto` is flex on CUDA, native on a CPU where the C kernels compile, and blocked elsewhere. `saved_bytes`
+    bounds what one layer of `blocked` keeps for its backward pass.
+    """
+    kind = torch.device(device).type
+    if name not in BACKENDS:
+        raise ConfigError(
+            expected=f"an attention backend out of {', '.join(BACKENDS)}",
+            found=repr(name),
+            do="name one of them, or leave it at auto",
+        )
+    if name == "auto":
+        name = "flex" if kind == "cuda" else "native" if kind == "cpu" and not unavailable() else "blocked"
+    if name == "dense":
+        return DenseBackend()
+    if name == "blocked":
+        return BlockedBackend(saved_bytes)
+    if name == "native":
+        reason = unavailable() if kind == "cpu" else f"device {kind}"
+        if reason:
+            raise DeviceError(
+                expected="a CPU and gcc for the native attention backend",
+                found=reason,
+                do="choose blocked or auto there",
+            )
+        return NativeBackend()
+    if kind != "cuda":
+        raise DeviceError(
+            expected="a CUDA device for the flex attention backend",
+            found=f"device {kind}, where flex_attention has no backward",
+            do="choose blocked or auto there",
+        )
+    from hotlap.attention.flex import FlexBackend
+
+    return FlexBackend()
+
+
+def install(
+    model: GPT | GPT2,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    *,
+    backend: Backend,
+    tokens: int,
+    compiled: bool = False,
+) -> Installed:
+    """Swap the parts of a lap that a kernel computes faster here.
+
+    `tokens` go through the model at once. `compiled`: torch.compile will fuse the blocks, so that they are
+    left to it. Attention's own kernel comes with the backend, and is only reported here.
+    """
+    device = model.embed.weight.device.type
+    no_kernels = unavailable() if device == "cpu" else f"no kernels on {device}"
+    parts = [
+        _attention_part(model, backend),
+        *_install_blocks(model, no_kernels, tokens, compiled),
+        _install_loss(model, no_kernels, tokens),
+        *(_install_maths(optimizer, no_kernels) for optimizer in optimizers),
+    ]
+    return Installed(tuple(parts))
+
+
+def _attention_part(model: GPT | GPT2, backend: Backend) -> Part:
+    if isinstance(model, GPT2):
+        return Part("attention", "", "GPT-2 attends by scaled_dot_product_attention")
+    kernel = {"native": "C", "flex": "FlexAttention"}.get(backend.name, "")
+    return Part("attention", kernel, "" if kernel else f"{backend.name} backend")
+
+
+def _install_blocks(model: GPT | GPT2, no_kernels: str | None, tokens: int, compiled: bool) -> list[Part]:
+    reason = no_kernels or _why_no_fused_blocks(model, tokens, compiled)
+    if reason:
+        return [Part("blocks", "", reason)]
+    layers: dict[Part, list[int]] = {}
+    for layer, block in enumerate(model.blocks):
+        for part in _fuse(block):
+            layers.setdefault(part, []).append(layer)
+    return [part._replace(name=f"{part.name} of {_listed(numbers)}") for part, numbers in layers.items()]
+
+
+def _why_no_fused_blocks(model: GPT | GPT2, tokens: int, compiled: bool) -> str | None:
+    if isinstance(model, GPT2):
+        return "GPT-2's have no kernels"
+    if model.dtype != torch.float32:
+        return f"{str(model.dtype).removeprefix('torch.')} activations"
+    if compiled:
+        return "compiled"
+    threads = torch.get_num_threads()
+    least_tokens = threads * least_tokens_a_share(model.config.width, model.config.width)
+    if threads > 1 and tokens < least_tokens:
+        return f"{tokens} tokens at once, kernels pay from {least_tokens}"
+    return None
+
+
+def _fuse(block: nn.Module) -> list[Part]:
+    """Make a plain block a fused one, as far as its parts are those that the kernels know."""
+    if type(block) is not Block:
+        return [Part("block", "", f"{type(block).__name__} has no kernel")]
+    parts = []
+    fuses_attention = False
+    if block.attention is not None:
+        reason = _why_unknown(block.attention, Attention)
+        fuses_attention = not reason
+        parts.append(Part("QKV", "" if reason else "C", reason))
+    reason = _why_unknown(block.mlp, MLP)
+    if not reason and block.mlp.expand.weight.numel() > mlp.MOST_WEIGHTS:
+        reason = "too wide for a cache"
+    parts.append(Part("MLP", "" if reason else "C", reason))
+    if fuses_attention or not reason:
+        FusedBlock.adopt(block, fuses_attention=fuses_attention, fuses_mlp=not reason)
+    return parts
+
+
+def _why_unknown(module: nn.Module, known: type[nn.Module]) -> str:
+    """Kernels read the weights of a module themselves: it and its matrices must be exactly ours."""
+    foreign = next((child for child in module.children() if type(child) is not Matrix), None)
+    unknown = module if type(module) is not known else foreign
+    return f"{type(unknown).__name__} has no kernel" if unknown is not None else ""
+
+
+def _listed(layers: Sequence[int]) -> str:
+    """As `layer 3`, `layers 0-3` or `layers 0, 2`."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    runs = list(layers) == list(range(layers[0], layers[-1] + 1))
+    return "layers " + (f"{layers[0]}-{layers[-1]}" if runs else ", ".join(map(str, layers)))
+
+
+def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Part:
+    if model.loss is not cross_entropy:
+        return Part("loss", "", "a loss of its own")
+    if isinstance(model, GPT) and type(model.head) is not Head:
+        return Part("loss", "", f"{type(model.head).__name__} has no kernel")
+    weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
+    passes: Passes = "torch"
+    if no_kernels is None and is_unshifted(model.config.softcap) and model.dtype != torch.float64:
+        threads = torch.get_num_threads()
+        shares = threads == 1 or tokens >= threads * least_tokens_a_share(*weight.shape)
+        in_cache = weight.numel() <= head.MOST_WEIGHTS and shares and model.dtype == torch.float32
+        passes = "all" if in_cache else "rows"
+    model.loss = partial(chunked_cross_entropy, passes=passes)
+    kernel = {"torch": "chunked PyTorch", "rows": "chunked PyTorch and C", "all": "C"}[passes]
+    return Part("loss", kernel)
+
+
+def _install_maths(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    name = type(optimizer).__name__
+    if no_kernels is None and not all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
+        no_kernels = "weights in other precisions than float32"
+    if isinstance(optimizer, Muon) and no_kernels is None:
+        name = "Newton-Schulz"
+        optimizer.maths = KernelMaths()
+    elif isinstance(optimizer, RowRms) and no_kernels is None:
+        optimizer.step_rows = steps.step_rows
+    else:
+        return Part(name, "", no_kernels or "torch's fused one is as fast")
+    return Part(name, "C")
