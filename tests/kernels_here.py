@@ -4,7 +4,9 @@ import pytest
 
 from hotlap import kernels
 
-needs_kernels = pytest.mark.skipif(kernels.unavailable() is not None, reason=f"kernels in C: {kernels.unavailable()}")
+needs_kernels = pytest.mark.skipif(
+    kernels.unavailable() is not None, reason=f"kernels in C: {kernels.unavailable()}"
+)
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
