@@ -7,6 +7,7 @@ import torch
 
 from hotlap.distributed.process_group import Distributed, process_group
 from hotlap.distributed.signals import StopRequest
+from hotlap.kernels import Installed, Part
 from hotlap.recipes import resolve
 from hotlap.runs.recorder import Recorder
 from hotlap.settings import updated
@@ -15,6 +16,7 @@ from hotlap.train.compile import CompileChoice, choose_mode, warm_up
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.snapshot import Progress, Snapshots
+from tests.kernels_here import without_kernels
 from tests.ranks import run_ranks
 from tests.training import pico
 
@@ -44,7 +46,7 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
 
 @pytest.mark.parametrize(("steps", "mode"), [(10, "off"), (10**7, "block")])
 def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode, tiny_data, monkeypatch):
-    monkeypatch.setattr("hotlap.train.compile.are_available", lambda: False)
+    without_kernels(monkeypatch)
     config = pico(tiny_data, steps, runtime__compile="auto")
     for peak in (1e-6, 1e6):
         with (
@@ -58,18 +60,12 @@ def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode,
         assert lap.compiled.mode == mode
 
 
-@pytest.mark.parametrize(
-    ("recipe", "dtype", "mode"),
-    [
-        ("softcap", torch.float32, "off"),
-        ("softcap", torch.bfloat16, "block"),
-        ("adamw", torch.float32, "block"),
-    ],
-)
-def test_what_has_kernels_is_not_compiled(recipe, dtype, mode, monkeypatch):
-    monkeypatch.setattr("hotlap.train.compile.are_available", lambda: True)
-    config = updated(resolve(recipe, "pico"), {"schedule.steps": 10**7, "runtime.compile": "auto"})
-    assert choose_mode(config, torch.device("cpu"), dtype, all_threads=2).mode == mode
+@pytest.mark.parametrize(("kernel", "mode"), [("C", "off"), ("", "block")])
+def test_blocks_with_kernels_are_not_compiled(kernel, mode):
+    config = updated(resolve("softcap", "pico"), {"schedule.steps": 10**7, "runtime.compile": "auto"})
+    installed = Installed((Part("MLP of layers 0-3", kernel, ""), Part("loss", "C")))
+    choice = choose_mode(config, torch.device("cpu"), torch.float32, all_threads=2, installed=installed)
+    assert choice.mode == mode
 
 
 def mode_chosen(rank, world_size, data):

@@ -1,4 +1,4 @@
-"""What `kernels.install` swaps, what it leaves plain and why, and that names and checkpoints do not change."""
+"""What `kernels.install` swaps, what it leaves plain and why; names and state dicts stay the same."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hotlap.attention import plan_batch
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import Mask, document_ids
+from hotlap.attention.visibility import Visibility
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import train_tokenizer
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.inference.choose import choose
-from hotlap.inference.decode import Decoder
+from hotlap.inference.decode import Decoder, uncached_logits
 from hotlap.inference.generate import TextStream, encode_prompt, generate, sample_text, samples
 from hotlap.inference.options import SampleOptions
-from hotlap.inference.visibility import Visibility, uncached_logits
 from hotlap.model import build_model
 from hotlap.model.rotary import Rotary
 from hotlap.recipes import resolve

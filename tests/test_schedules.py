@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import pytest
 
+from hotlap.attention.visibility import window_tokens
 from hotlap.config import MuonConfig, ScheduleConfig
-from hotlap.optim.schedules import lr_multiplier, momentum, window_tokens
+from hotlap.optim.schedules import lr_multiplier, momentum
 from hotlap.recipes import RECIPES
 
 # recipe → step → (learning rate multiplier, Muon momentum, window in the record's unit). The steps are the

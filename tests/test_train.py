@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from hotlap.cli import dispatch
 from hotlap.commands.train import leave_at_once
+from hotlap.config import ModelConfig
 from hotlap.distributed.process_group import process_group
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
 from hotlap.inference.generate import sample_text
 from hotlap.kernels import choose_backend
-from hotlap.recipes import RECIPES
+from hotlap.model.layers import Matrix
+from hotlap.recipes import RECIPES, resolve
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.settings import updated
@@ -28,6 +31,7 @@ from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.run import RunOptions, check_ranks, run
 from hotlap.train.snapshot import restore
+from tests.kernels_here import needs_kernels
 from tests.training import assert_one_curve, final_weights, losses, pico, train
 
 
@@ -81,6 +85,35 @@ def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
         "cpu",
     ):
         assert part in header
+
+
+class SwiGLU(nn.Module):
+    """An MLP that the kernels do not know."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate, self.up = Matrix(config.width, 2 * config.width), Matrix(config.width, 2 * config.width)
+        self.down = Matrix(2 * config.width, config.width, zero=True)
+
+    def forward(self, x):
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+@needs_kernels
+def test_a_foreign_mlp_trains_at_nano_with_everything_else_fused(tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotlap.model.block.MLP", SwiGLU)
+    data = {"data.source": str(tiny_data), "model.vocab_size": 512, "evaluation.tokens": 2048}
+    quick = {"schedule.steps": 3, "schedule.warmup_steps": 0, "evaluation.every_steps": 3}
+    config = updated(resolve("softcap", "nano"), {**data, **quick, "runtime.precision": "float32"})
+    result = train(config, tmp_path, "run")
+    header = (tmp_path / "run" / "log.txt").read_text()
+    assert "MLP of layers 0-3 plain (SwiGLU has no kernel)" in header
+    assert "attention, QKV of layers 0, 1, 3, loss, Newton-Schulz in C" in header
+    kernels = result.directory.read_environment()["kernels"]
+    assert kernels["MLP of layers 0-3"] == "plain: SwiGLU has no kernel"
+    assert {type(block).__name__ for block in result.lap.model.blocks} == {"Block", "FusedBlock"}
+    validations = [line for line in result.directory.metrics().lines if line["kind"] == "validation"]
+    assert validations[-1]["val_loss"] < validations[0]["val_loss"]
 
 
 @pytest.mark.parametrize("recipe", ["softcap", "window-warmup", "adamw"])

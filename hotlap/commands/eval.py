@@ -92,20 +92,17 @@ def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
 
 def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[str, Any]:
     from hotlap.data.validation import validation_batches
-    from hotlap.kernels import choose_backend
+    from hotlap.kernels import choose_backend, install
     from hotlap.train.evaluation import evaluate
     from hotlap.train.lap import bytes_per_token, end_of_text_of
     from hotlap.train.masking import Masking
 
     config = loaded.config
     # What was trained with flex may be measured where there is none; `auto` is flex where there is.
-    backend = "auto" if config.attention.backend == "flex" else config.attention.backend
-    masking = Masking(
-        config,
-        choose_backend(backend, loaded.device, saved_bytes=0),
-        end_of_text_of(val, config.data.tokenizer),
-        loaded.device,
-    )
+    name = "auto" if config.attention.backend == "flex" else config.attention.backend
+    backend = choose_backend(name, loaded.device, saved_bytes=0)
+    install(loaded.model, backend=backend, tokens=config.batch.sequence_tokens)
+    masking = Masking(config, backend, end_of_text_of(val, config.data.tokenizer), loaded.device)
     masking.set_step(loaded.step)
     batches = validation_batches(val, tokens, config.batch.sequence_tokens, device=loaded.device)
     text_bytes = bytes_per_token(val, config.data.bytes_per_token)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hotlap.attention import plan_batch
+from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.mask import NO_TOKEN
-from hotlap.inference.visibility import Visibility
+from hotlap.attention.visibility import Visibility
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import AttentionPlan
 
@@ -73,6 +75,19 @@ class FillingPlan:
 
     def previous(self, tokens_T: Tensor) -> Tensor:
         return self.plan.previous(tokens_T)
+
+
+def prompt_plan(visibility: Visibility, tokens_T: Tensor) -> AttentionPlan:
+    """Works on every device and in every dtype: a prompt is read once, so speed matters little."""
+    return plan_batch(BlockedBackend(saved_bytes=0), visibility.mask(tokens_T))
+
+
+@torch.no_grad()
+def uncached_logits(model: GPT | GPT2, visibility: Visibility, tokens_T: Tensor) -> Tensor:
+    """(T, V) float32, what follows each token, in one pass: the reference that cached reading must equal."""
+    positions = torch.arange(len(tokens_T), device=tokens_T.device)
+    plans = [prompt_plan(visibility, tokens_T)] * model.config.num_layers
+    return model.logits(model.hidden(tokens_T, plans, positions))
 
 
 class Decoder:
@@ -137,7 +152,7 @@ class Decoder:
 
     def _fill(self, rows: slice, tokens_T: Tensor) -> Tensor:
         """Read tokens from position 0 on into some rows of the caches; the last one's logits (V,)."""
-        plan = self.visibility.plan(tokens_T)
+        plan = prompt_plan(self.visibility, tokens_T)
         plans = [FillingPlan(plan, cache, rows) for cache in self._caches]
         positions_T = torch.arange(len(tokens_T), device=tokens_T.device)
         x_TC = self.model.hidden(tokens_T, plans, positions_T)

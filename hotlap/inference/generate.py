@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from hotlap.attention.visibility import Visibility
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import Tokenizer
 from hotlap.inference.choose import Draws, choose
 from hotlap.inference.decode import Decoder
 from hotlap.inference.options import SampleOptions
-from hotlap.inference.visibility import Visibility
 from hotlap.model import GPT, GPT2
 
 

@@ -1,4 +1,4 @@
-"""Everything that changes with the step: pure functions from the step to a value.
+"""Learning rate and momentum as pure functions of the step.
 
 `step` counts from 0 and is the number of updates done before it. The rounding is that of the published
 records.
@@ -45,14 +45,3 @@ def momentum(step: int, muon: MuonConfig) -> float:
     """Muon's momentum, on a straight line from its start to its end."""
     done = min(step / muon.momentum_warmup_steps, 1.0) if muon.momentum_warmup_steps else 1.0
     return (1 - done) * muon.momentum_start + done * muon.momentum_end
-
-
-def window_tokens(step: int, schedule: ScheduleConfig) -> int:
-    """The attention window, on a straight line from its start to its end, rounded down to its multiple.
-
-    All integers, so that no rounding of a fraction can shift the step at which the window grows.
-    """
-    steps = schedule.steps
-    start, end = schedule.window_start_tokens, schedule.window_end_tokens
-    exact_times_steps = start * (steps - step) + end * step + schedule.window_offset_tokens * steps
-    return exact_times_steps // (steps * schedule.window_multiple_tokens) * schedule.window_multiple_tokens

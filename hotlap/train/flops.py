@@ -12,9 +12,9 @@ import sys
 
 import torch
 
+from hotlap.attention.visibility import window_tokens
 from hotlap.config import Config
 from hotlap.hardware import measure_matmul_gflops
-from hotlap.optim.schedules import window_tokens
 
 # Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets. Whole names as the driver gives them: a part
 # of one would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
