@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from hotlap.attention.native import NativeBackend
 from torch import Tensor
 
 from bench.peak import best_seconds, sgemm_peak_flops
@@ -24,6 +23,7 @@ from hotlap.attention.dense import visible_pairs
 from hotlap.attention.mask import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
 from hotlap.attention.tiles import TILE, plan_runs
 from hotlap.hardware import tune_malloc
+from hotlap.kernels.cpu.attention_backend import NativeBackend
 
 SAVE_ALL = 2**40
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hotlap.attention.native import NativeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import first_visible_keys
 from hotlap.kernels.cpu import attention
+from hotlap.kernels.cpu.attention_backend import NativeBackend
 from tests.attention_cases import (
     CASES,
     LONG_CASES,

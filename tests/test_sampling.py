@@ -17,7 +17,7 @@ from hotlap.config import Config
 from hotlap.corpus.tokenizer import train_tokenizer
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.inference.choose import choose
-from hotlap.inference.decode import Decoder, uncached_logits
+from hotlap.inference.decode import Decoder, prompt_plan, uncached_logits
 from hotlap.inference.generate import TextStream, encode_prompt, generate, sample_text, samples
 from hotlap.inference.options import SampleOptions
 from hotlap.model import build_model
@@ -177,7 +177,7 @@ def test_reading_goes_beyond_the_precomputed_positions():
     long_model.load_state_dict(model.state_dict())
     visibility = Visibility.at_step(config, config.schedule.steps, END)
     tokens = text_of(700)
-    plans = [visibility.plan(tokens)] * config.model.num_layers
+    plans = [prompt_plan(visibility, tokens)] * config.model.num_layers
     with torch.no_grad():
         whole = long_model.logits(long_model.hidden(tokens, plans))  # by its table
     torch.testing.assert_close(cached_logits(model, visibility, tokens, 400), whole[399:], rtol=0, atol=1e-5)

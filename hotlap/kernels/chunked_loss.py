@@ -39,6 +39,10 @@ def chunked_cross_entropy(
     """The loss in float32 (float64 for float64), in the memory of one or two chunks of logits."""
     assert reduction in ("mean", "sum"), f"unknown reduction {reduction!r}"
     assert chunk_tokens >= 1, f"a chunk of {chunk_tokens} tokens"
+    if passes != "torch" and not is_unshifted(softcap):
+        raise ValueError(
+            f"C takes a softcap up to {LARGEST_UNSHIFTED_SOFTCAP:g}, found {softcap}: passes=torch"
+        )
     needs_grad = torch.is_grad_enabled() and (x_TC.requires_grad or weight_VC.requires_grad)
     factor = 1 / len(x_TC) if reduction == "mean" else 1.0
     loss: Tensor = _loss(
