@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap import kernels
-from hotlap.attention import Backend, choose_backend
+from hotlap.attention import Backend
 from hotlap.attention.blocked import BlockedBackend
 from hotlap.attention.dense import visible_pairs
 from hotlap.attention.mask import BLOCK_TOKENS, Mask, block_lists, first_visible_keys
@@ -133,7 +133,7 @@ def print_rows(rows: list[Row], repeats: int) -> None:
     print("| tokens | heads, dim | window | documents | method | ms forward | ms both | of peak |")
     print("|---|---|---|---|---|---|---|---|")
     methods = {
-        **({"native": through(NativeBackend())} if kernels.library() else {}),
+        **({"native": through(NativeBackend())} if not kernels.unavailable() else {}),
         "blocked, saved": through(BlockedBackend(SAVE_ALL)),
         "blocked, recomputed": through(BlockedBackend(0)),
         "SDPA per tile": sdpa_per_tile,
@@ -165,7 +165,7 @@ def print_rows(rows: list[Row], repeats: int) -> None:
 
 
 def print_scaling(repeats: int) -> None:
-    backend = choose_backend("auto", "cpu")
+    backend = kernels.choose_backend("auto", "cpu")
     print(f"\n{backend.name}, four times the tokens, same window (a cost linear in them is 4.0):")
     for heads, head_dim, window in ((4, 64, 4), (2, 64, 4)):
         seconds = []

@@ -10,10 +10,10 @@ held against the highest sgemm peak that one of them saw. Float32 on the CPU.
 import argparse
 import math
 import multiprocessing
-import os
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,8 +21,9 @@ import torch
 from bench.peak import best_seconds, sgemm_peak_flops
 from hotlap.hardware import tune_malloc
 from hotlap.kernels import unavailable
-from hotlap.kernels.cpu.library import SWITCH
-from hotlap.model.head import plain_softcapped_cross_entropy, softcapped_cross_entropy
+from hotlap.kernels.chunked_loss import chunked_cross_entropy
+from hotlap.kernels.cpu.head import MOST_WEIGHTS
+from hotlap.model.head import cross_entropy
 
 SHAPES = [(4096, 128, 4096), (1024, 768, 50304)]  # tokens, width, vocabulary
 SOFTCAP = 15.0
@@ -46,14 +47,17 @@ def heads() -> list[str]:
 
 
 def measure(shape: tuple[int, int, int], head: str, threads: int, repeats: int) -> Measured:
-    if head != "kernels":
-        os.environ[SWITCH] = "off"
     num_tokens, width, vocabulary = shape
     torch.set_num_threads(threads)
     x = torch.randn(num_tokens, width, requires_grad=True)
     weight = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (num_tokens,))
-    function = plain_softcapped_cross_entropy if head == "plain" else softcapped_cross_entropy
+    in_c = "all" if weight.numel() <= MOST_WEIGHTS else "rows"
+    function = {
+        "plain": cross_entropy,
+        "chunks": chunked_cross_entropy,
+        "kernels": partial(chunked_cross_entropy, passes=in_c),
+    }[head]
 
     def call() -> None:
         x.grad = weight.grad = None

@@ -12,14 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from bench.step import CPU, configuration, make_model
+from bench.step import CPU, configuration, install_kernels, make_model
 from hotlap.hardware import has_native_bf16, tune_malloc
-from hotlap.kernels import choose_backend
 from hotlap.optim.routing import build_optimizers
 from hotlap.settings import updated
 from hotlap.train.flops import peak_rss_mib
-from hotlap.train.lap import route_parameters, saved_bytes_per_layer
-from hotlap.train.masking import Masking
+from hotlap.train.lap import route_parameters
 
 TOKENS = 16_384
 
@@ -33,8 +31,7 @@ def measure(dtype: torch.dtype, threads: int) -> list[float]:
     model = make_model(config, dtype)
     routing = route_parameters(model, config, world_size=1)
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
-    backend = choose_backend("auto", CPU, saved_bytes=saved_bytes_per_layer(config))
-    masking = Masking(config, backend, 0, CPU)
+    masking = install_kernels(config, model, optimizers)
     tokens = torch.randint(1, config.model.vocab_size, (TOKENS + 1,))
     peaks = [peak_rss_mib()]
     loss = model(tokens[:-1], tokens[1:], masking.plans(tokens[:-1], None))

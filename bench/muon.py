@@ -12,20 +12,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from bench.step import install_kernels
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16
-from hotlap.kernels import choose_backend
+from hotlap.kernels import unavailable
+from hotlap.kernels.cpu import newton_schulz as kernel
+from hotlap.kernels.cpu.muon_maths import KernelMaths
 from hotlap.model import build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim import Muon, orthogonalize, step_coefficients
+from hotlap.optim.newton_schulz import GRAM_FIRST_SEGMENT, GRAM_SEGMENT, SMALLEST_NORM, Coefficients
 from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.masking import Masking
 from tests.ranks import run_ranks
 
 NOT_NATIVE = ", no native bf16"
@@ -39,6 +43,12 @@ def block_matrices(layers: int, width: int) -> list[torch.nn.Parameter]:
     for matrix in matrices:
         matrix.grad = torch.randn_like(matrix)
     return matrices
+
+
+def fused(muon: Muon) -> Muon:
+    if not unavailable():
+        muon.maths = KernelMaths()
+    return muon
 
 
 def alternate_ms(one: Callable[[], object], other: Callable[[], object], repeats: int) -> tuple[float, float]:
@@ -68,7 +78,7 @@ def against_torch(native: bool) -> None:
     """In float32, and where it is native also in the bfloat16 that torch's always works in."""
     for width in (128, 256):
         for dtype in (torch.float32, *([torch.bfloat16] if native else [])):
-            ours = Muon(block_matrices(1, width), ns_dtype=dtype)
+            ours = fused(Muon(block_matrices(1, width), ns_dtype=dtype))
             theirs = torch.optim.Muon(block_matrices(1, width), weight_decay=0.0)
             ours_ms, theirs_ms = alternate_ms(ours.step, theirs.step, repeats=2)
             label = f"step, 1 layer × {width}, {str(dtype)[6:]}{'' if native else NOT_NATIVE}"
@@ -84,10 +94,19 @@ def against_torch_without_bf16_instructions() -> None:
 
 def batched_against_loop() -> None:
     for layers, width in ((6, 64), (6, 128), (8, 256)):
-        together = Muon(block_matrices(layers, width))
-        apart = [Muon([matrix]) for matrix in block_matrices(layers, width)]
+        together = fused(Muon(block_matrices(layers, width)))
+        apart = [fused(Muon([matrix])) for matrix in block_matrices(layers, width)]
         times = alternate_ms(together.step, lambda apart=apart: [one.step() for one in apart], repeats=4)  # type: ignore[misc]
         show(f"step, {layers} layers × {width}, batched", times[0], "one matrix after another", times[1])
+
+
+def by_form(stack: torch.Tensor, coefficients: Coefficients, form: Literal["plain", "gram"]) -> torch.Tensor:
+    """By the kernel, where a run would take it."""
+    in_cache = stack.shape[0] >= torch.get_num_threads() and stack[0].numel() <= kernel.MOST_ENTRIES
+    if unavailable() or not in_cache:
+        return orthogonalize(stack, coefficients, form=form)
+    segments = (GRAM_FIRST_SEGMENT, GRAM_SEGMENT) if form == "gram" else (1, 1)
+    return kernel.orthogonalize(stack, coefficients, *segments, SMALLEST_NORM)
 
 
 def gram_against_plain() -> None:
@@ -95,8 +114,8 @@ def gram_against_plain() -> None:
     for count, rows, cols in ((12, 128, 512), (12, 512, 128), (16, 256, 1024), (1, 768, 3072)):
         stack = torch.randn(count, rows, cols)
         times = alternate_ms(
-            lambda stack=stack: orthogonalize(stack, coefficients, form="gram"),  # type: ignore[misc]
-            lambda stack=stack: orthogonalize(stack, coefficients, form="plain"),  # type: ignore[misc]
+            lambda stack=stack: by_form(stack, coefficients, "gram"),  # type: ignore[misc]
+            lambda stack=stack: by_form(stack, coefficients, "plain"),  # type: ignore[misc]
             repeats=5,
         )
         show(f"Newton-Schulz, {count} of {rows}×{cols}, Gram", times[0], "plain", times[1])
@@ -113,15 +132,14 @@ def share_of_a_step() -> None:
             "batch.tokens_per_step": SHARE_TOKENS,
         },
     )
-    cpu = torch.device("cpu")
     model = build_model(config.model, SHARE_TOKENS, torch.float32)
-    masking = Masking(config, choose_backend("auto", cpu), 0, cpu)
-    masking.set_step(config.schedule.steps // 2)
     parameters = dict(model.named_parameters())
     declared = [
         RoutedParameter(name, parameters[name], role) for name, role in parameter_roles(model).items()
     ]
     muon = build_optimizers(route(declared, config.optim, world_size=1))[0]
+    masking = install_kernels(config, model, [muon])
+    masking.set_step(config.schedule.steps // 2)
     tokens = torch.randint(1, config.model.vocab_size, (SHARE_TOKENS + 1,))
 
     def forward_backward() -> None:
@@ -138,7 +156,7 @@ def exchange_ms(_rank: int, _world_size: int, layers: int, width: int) -> tuple[
     """Run on every rank: a step with each communication."""
     torch.manual_seed(0)
     overlapped, flat = (
-        Muon(block_matrices(layers, width), communication=communication)
+        fused(Muon(block_matrices(layers, width), communication=communication))
         for communication in ("overlapped", "flat")
     )
 

@@ -21,13 +21,11 @@ from pathlib import Path
 
 import torch
 
-from bench.step import make_model
+from bench.step import install_kernels, make_model
 from hotlap.hardware import tune_malloc
-from hotlap.kernels import choose_backend
 from hotlap.recipes import resolve
 from hotlap.settings import updated
 from hotlap.train.flops import peak_rss_mib
-from hotlap.train.masking import Masking
 
 CPU = torch.device("cpu")
 LENGTHS = (2048, 4096, 16_384, 65_536)
@@ -67,7 +65,7 @@ def make_step(tokens: int, threads: int) -> None:
     lengths = {"batch.sequence_tokens": tokens, "batch.tokens_per_step": tokens}
     config = updated(resolve("softcap", "nano"), {**lengths, **window})
     model = make_model(config, torch.float32)
-    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    masking = install_kernels(config, model)
     ids = torch.randint(1, config.model.vocab_size, (tokens + 1,))
 
     def step_of_this_length() -> None:

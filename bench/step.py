@@ -23,14 +23,14 @@ import torch
 from bench.peak import product_rates
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
-from hotlap.kernels import choose_backend, unavailable
+from hotlap.kernels import choose_backend, install, unavailable
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.settings import updated
 from hotlap.train.compile import apply_compile
 from hotlap.train.flops import matmul_flops_per_token
-from hotlap.train.lap import route_parameters
+from hotlap.train.lap import route_parameters, saved_bytes_per_layer
 from hotlap.train.masking import Masking
 
 CPU = torch.device("cpu")
@@ -95,6 +95,15 @@ def make_model(config: Config, dtype: torch.dtype) -> GPT | GPT2:
     return model
 
 
+def install_kernels(
+    config: Config, model: GPT | GPT2, optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> Masking:
+    """What a lap installs on this machine; returns the masking that goes with it."""
+    backend = choose_backend("auto", CPU, saved_bytes=saved_bytes_per_layer(config))
+    install(model, optimizers, backend=backend, tokens=config.batch.sequence_tokens)
+    return Masking(config, backend, 0, CPU)
+
+
 class Step(NamedTuple):
     seconds: float
     of_peak: float  # of the best product before a step and the best one after it
@@ -102,9 +111,10 @@ class Step(NamedTuple):
     optimizer_seconds: float
 
 
-def measure_step(config: Config, model: GPT | GPT2, optimizers: Sequence[torch.optim.Optimizer]) -> Step:
+def measure_step(
+    config: Config, model: GPT | GPT2, masking: Masking, optimizers: Sequence[torch.optim.Optimizer]
+) -> Step:
     """Medians, after a first step that is not counted."""
-    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
     count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
     tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
     targets = torch.randint(1, vocabulary, (count,))
@@ -150,8 +160,10 @@ def main() -> None:
         for dtype, mode in ways_of(size):
             torch.compiler.reset()
             model = make_model(config, dtype)
+            optimizers = optimizers_of(config, model) if size in LAPS else []
+            masking = install_kernels(config, model, optimizers)
             apply_compile(model, mode, coordinate_descent=False)
-            step = measure_step(config, model, optimizers_of(config, model) if size in LAPS else [])
+            step = measure_step(config, model, masking, optimizers)
             share = ""
             if size in LAPS:
                 share = f"{step.optimizer_seconds / (step.optimizer_seconds + step.seconds):.1%}"

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from bench.__main__ import described, write_section
+from bench.step import install_kernels
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.config import Config
 from hotlap.corpus.corpora import find_corpus
@@ -35,14 +36,12 @@ from hotlap.corpus.sources import TextsSource
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
-from hotlap.kernels import choose_backend
 from hotlap.model import build_model
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.report.stats import summarize, welch
 from hotlap.settings import as_text
 from hotlap.train.lap import route_parameters
-from hotlap.train.masking import Masking
 
 VAL_FRACTION = Fraction(1, 20)
 CPU = torch.device("cpu")
@@ -76,7 +75,7 @@ def step_of(config: Config) -> Callable[[], float]:
     model = build_model(config.model, config.batch.sequence_tokens, precision)
     routing = route_parameters(model, config, world_size=1)
     optimizers = build_optimizers(routing, ns_dtype=precision, check_finite=False)
-    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    masking = install_kernels(config, model, optimizers)
     masking.set_step(config.schedule.steps - 1)
     count = config.batch.sequence_tokens
     tokens = torch.randint(1, config.model.vocab_size, (count + 1,))
