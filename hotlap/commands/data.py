@@ -29,32 +29,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     prepare.add_argument("inputs", nargs="+", metavar="CORPUS|PATH", help="a corpus, or files and folders")
     prepare.add_argument("--out", type=Path, metavar="DIR", help="where to write (printed when done)")
-    prepare.add_argument(
-        "--vocab",
-        metavar="N|gpt2",
-        help="train a vocabulary of N tokens, or use GPT-2's (4096)",
-    )
-    prepare.add_argument(
-        "--val-fraction", metavar="F", help="fraction of the documents to validate on (0.05)"
-    )
+    prepare.add_argument("--vocab", metavar="N|gpt2", help="train a vocabulary of N, or use GPT-2's (4096)")
+    prepare.add_argument("--val-fraction", metavar="F", help="fraction of documents to validate on (0.05)")
     prepare.add_argument("--shard-tokens", type=int, metavar="N", help="tokens per shard (100,000,000)")
     prepare.add_argument(
         "--tokenizer-sample-mb", type=int, metavar="MB", help="most text to train a vocabulary on (100)"
     )
     prepare.add_argument("--workers", type=int, metavar="N", help="threads (one per core)")
-    prepare.add_argument(
-        "--shards", type=int, metavar="N", help="training shards to download, for fineweb (1)"
-    )
+    prepare.add_argument("--shards", type=int, metavar="N", help="training shards, for fineweb (1)")
     prepare.add_argument("--force", action="store_true", help="replace the data in --out")
     own = prepare.add_argument_group("for your own files")
-    own.add_argument(
-        "--field", metavar="NAME", help="field of .jsonl and .parquet that contains the text (text)"
-    )
-    own.add_argument(
-        "--separator",
-        metavar="TEXT",
-        help=r"text between the documents of .txt and .md files, such as '\n\n\n'",
-    )
+    own.add_argument("--field", metavar="NAME", help="field with the text, in .jsonl and .parquet (text)")
+    own.add_argument("--separator", metavar="TEXT", help=r"between documents in .txt and .md, such as '\n\n'")
     own.add_argument("--strict", action="store_true", help="refuse invalid UTF-8 instead of replacing it")
     own.add_argument("--skip-bad-files", action="store_true", help="skip and count empty and binary files")
     own.add_argument("--licence", metavar="TEXT", help="license of the text, for the manifest")

@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
 
     runs = load_runs(args.runs)
     # After the runs are read: SciPy takes a second to import, and a mistake should be reported before that.
-    from hotlap.report.analysis import analyse, to_json
+    from hotlap.report.analysis import analyze, to_json
     from hotlap.report.page import write_report
     from hotlap.report.picture import write_picture
 
-    runs_by_label = labelled(args.runs, runs)
-    analysis = analyse(runs_by_label, args.metric)
+    runs_by_label = labeled(args.runs, runs)
+    analysis = analyze(runs_by_label, args.metric)
     title = args.title or args.runs[0].resolve().name
     out = args.out or args.runs[0] / "report.html"
     if args.png:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def labelled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
+def labeled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs of a race by the labels of its plan; other runs by labels made from their settings."""
     from hotlap.race.directory import RaceDirectory
     from hotlap.race.results import load_race

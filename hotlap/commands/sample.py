@@ -27,35 +27,15 @@ def configure(parser: Parser) -> None:
         metavar="TEXT",
         help="the start of the text; may be given several times (default: empty)",
     )
-    options = SampleOptions()
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=options.max_tokens,
-        metavar="N",
-        help="tokens to generate at most (%(default)s)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=options.temperature,
-        help="0: always the most likely token (%(default)s)",
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the most likely tokens of probability P"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=options.seed, help="the same seed gives the same text (%(default)s)"
-    )
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=options.num_samples,
-        metavar="N",
-        help="samples per prompt (%(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    default = SampleOptions()
+    add = parser.add_argument
+    add("--tokens", type=int, default=default.max_tokens, metavar="N", help="at most N tokens (%(default)s)")
+    add("--temperature", type=float, default=default.temperature, help="0: most likely token (%(default)s)")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    add("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total probability P")
+    add("--seed", type=int, default=default.seed, help="the same seed gives the same text (%(default)s)")
+    add("--samples", type=int, default=default.num_samples, metavar="N", help="per prompt (%(default)s)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

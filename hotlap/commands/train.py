@@ -43,7 +43,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
     parser.add_argument("--name", help="name of the run's directory (default: RECIPE-SIZE-number)")
     parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), help="directory that contains the runs (default: runs)"
+        "--runs", type=Path, default=Path("runs"), help="directory of all runs (default: runs)"
     )
     parser.add_argument("--procs", type=int, help="number of processes on this machine")
     parser.add_argument(
@@ -53,12 +53,8 @@ def configure(parser: Parser) -> None:
         metavar="PATH",
         help="resume from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run)",
     )
-    parser.add_argument(
-        "--allow-change", action="store_true", help="allow other settings than the run was started with"
-    )
-    parser.add_argument(
-        "--fallback", action="store_true", help="if the last checkpoint is damaged, use an older one"
-    )
+    parser.add_argument("--allow-change", action="store_true", help="resume with other settings")
+    parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
     parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")

@@ -39,7 +39,7 @@ def export(loaded: LoadedModel, target: Path) -> None:
 def refuse_existing(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise CheckpointError(
-            expected=f"a new directory {target}", found="an existing one", do="remove it or choose another"
+            expected=f"a new directory {target}", found="one that exists", do="remove it or choose another"
         )
 
 

@@ -15,7 +15,7 @@ from hotlap.race.ablation import effects
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import Plan
 from hotlap.race.plan import to_json as plan_to_json
-from hotlap.report.analysis import METRICS, analyse, to_json
+from hotlap.report.analysis import METRICS, analyze, to_json
 from hotlap.report.page import write_report
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA
 from hotlap.runs.reader import Run, load_run
@@ -44,7 +44,7 @@ def load_race(directory: RaceDirectory, plan: Plan, *, whole_rounds: bool) -> di
 def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
     """Analyze the whole rounds, write `report.html` and `results.json`, and return the data of the latter."""
     runs_by_label = load_race(directory, plan, whole_rounds=True)
-    analysis = analyse(runs_by_label)
+    analysis = analyze(runs_by_label)
     first = next(iter(runs_by_label.values()))[0]
     data: dict[str, Any] = finite(
         {

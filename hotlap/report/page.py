@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from hotlap.errors import ReportError
 from hotlap.files import make_directory, write_atomically, writing
-from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.analysis import RunsByLabel, analyze
 from hotlap.report.figures import X_AXES, Y_AXES, build_figures
 from hotlap.report.markup import swatch
 from hotlap.report.sections import build_fragments
@@ -30,7 +30,7 @@ assert Y_BUTTONS.keys() == Y_AXES.keys(), "every y axis needs a button"
 
 def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict[str, Any]:
     """The parts that change while a run trains: {"figures": …, "fragments": …}, ready for JSON."""
-    analysis = analyse(runs_by_label, metric)
+    analysis = analyze(runs_by_label, metric)
     return {
         "figures": build_figures(runs_by_label, analysis),
         "fragments": build_fragments(runs_by_label, analysis),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.errors import ReportError
-from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.analysis import RunsByLabel, analyze
 from hotlap.report.figures import X_AXES, Y_AXES, focused_range, mean_and_range, style_of
 from hotlap.report.page import write_file
 
@@ -24,7 +24,7 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
         raise ReportError(
             expected="matplotlib for a PNG", found="none", do="install it with `pip install 'hotlap[png]'`"
         ) from None
-    analysis = analyse(runs_by_label)
+    analysis = analyze(runs_by_label)
     if analysis.target:
         y = analysis.target.field
     else:

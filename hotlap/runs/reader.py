@@ -26,18 +26,9 @@ from hotlap.settings import from_json
 Floats = npt.NDArray[np.float64]
 
 CONFIG_NAME = "config.json"
-TRAIN_FIELDS = (
-    "step",
-    "loss",
-    "lr",
-    "momentum",
-    "window",
-    "tokens",
-    "train_s",
-    "tokens_per_s",
-    "memory_mib",
-)
-VALIDATION_FIELDS = ("step", "val_loss", "val_bpb", "tokens", "train_s")
+COMMON_FIELDS = ("step", "tokens", "train_s")
+TRAIN_FIELDS = (*COMMON_FIELDS, "loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib")
+VALIDATION_FIELDS = (*COMMON_FIELDS, "val_loss", "val_bpb")
 # Fields that a run may not have (bits per byte without a manifest): null or absent in the file, NaN here.
 OPTIONAL_FIELDS = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
 MAY_DIVERGE = {"loss", "val_loss"}  # null if not finite, but never absent
