@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float64]
 
 CONFIG_NAME = "config.json"
 COMMON_FIELDS = ("step", "tokens", "train_s")
-TRAIN_FIELDS = (*COMMON_FIELDS, "loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib")
-VALIDATION_FIELDS = (*COMMON_FIELDS, "val_loss", "val_bpb")
+TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
+VALIDATION_FIELDS = ("val_loss", "val_bpb", *COMMON_FIELDS)
 # Fields that a run may not have (bits per byte without a manifest): null or absent in the file, NaN here.
 OPTIONAL_FIELDS = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
 MAY_DIVERGE = {"loss", "val_loss"}  # null if not finite, but never absent
