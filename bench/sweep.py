@@ -31,7 +31,7 @@ from bench.step import install_kernels
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.config import Config
 from hotlap.corpus.corpora import find_corpus
-from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import TextsSource
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.files import cache_directory
@@ -64,7 +64,7 @@ def tuning_data(corpus: str, vocabulary: int) -> Path:
         fetch=lambda: None,
         texts=lambda: training_documents(corpus),
     )
-    prepare(source, Settings(vocabulary=vocabulary, val_fraction=VAL_FRACTION), directory)
+    prepare(source, ShardSettings(vocabulary=vocabulary, val_fraction=VAL_FRACTION), directory)
     return directory
 
 

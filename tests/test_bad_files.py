@@ -15,7 +15,7 @@ import zstandard
 
 from hotlap.corpus import decoding, sources
 from hotlap.corpus.decoding import Tally
-from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import FilesSource
 from hotlap.errors import DataError
 from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl
@@ -88,7 +88,9 @@ def test_bad_files_are_refused_each_with_its_own_line(tmp_path: Path) -> None:
     work.mkdir()
     for path, message in bad_files(tmp_path):
         with pytest.raises(DataError, match=message) as error:
-            prepare(FilesSource([path]), Settings(vocabulary=257, val_fraction=Fraction(0)), work / "out")
+            prepare(
+                FilesSource([path]), ShardSettings(vocabulary=257, val_fraction=Fraction(0)), work / "out"
+            )
         assert "\n" not in str(error.value), path
         assert not list(work.iterdir()), path
 

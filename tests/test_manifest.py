@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotlap.data.files import seal, unseal
 from hotlap.data.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -16,6 +15,7 @@ from hotlap.data.manifest import (
     write_manifest,
 )
 from hotlap.errors import DataError
+from hotlap.json_files import seal, unseal
 from tests.token_data import write_directory
 
 texts = st.text(max_size=20)

@@ -273,7 +273,7 @@ def test_a_killed_race_goes_on_and_repeats_nothing(tiny_data, tmp_path, left_beh
     after = written(race)
     assert len(after) == 6
     assert {name: after[name] for name in before} == before
-    expected = "waiting for the run" if left_behind else "unet-value-embeds, seed 1: goes on from its last"
+    expected = "waiting for the run" if left_behind else "unet-value-embeds, seed 1: resumes from its last"
     assert expected in result.stderr
     metrics = (half_done / "metrics.jsonl").read_text()
     assert ('"resume"' in metrics) == (not left_behind)

@@ -28,7 +28,7 @@ def test_one_sample_is_the_prompt_and_how_it_goes_on_with_the_speed_apart():
     assert len(result.stdout) > len("The people\n")
     assert result.stdout.endswith("\n")
     (line,) = result.stderr.splitlines()
-    assert "tokens a second" in line
+    assert "tokens per second" in line
 
 
 def test_streamed_text_is_the_text_made_at_once(capsys):

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from hotlap.corpus.tokenizer import without_surrogates
-from hotlap.data.files import reading
 from hotlap.errors import DataError
+from hotlap.files import reading
 
 BLOCK_BYTES = 2**20
 BINARY_PROBE_BYTES = 2**13

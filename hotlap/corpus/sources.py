@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 from hotlap.corpus.decoding import BLOCK_BYTES, COMPRESSIONS, Decoder, Tally, open_decompressed
 from hotlap.corpus.textfiles import JSONL_SUFFIX, KNOWN_SUFFIXES, PARQUET_SUFFIX, find_text_files, kind_of
 from hotlap.corpus.tokenizer import PIECE_CHARACTERS, cut_length, pieces
-from hotlap.data.files import reading
 from hotlap.errors import DataError
+from hotlap.files import reading
 
 LONGEST_LINE_BYTES = 2**26  # a line of JSON is parsed as a whole
 PARQUET_ROWS_AT_ONCE = 64

@@ -21,9 +21,9 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from hotlap.data.files import reading, write_whole
 from hotlap.data.manifest import read_manifest, verify_file
 from hotlap.errors import ConfigError, DataError
+from hotlap.files import reading, write_atomically, writing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
@@ -125,7 +125,9 @@ class Tokenizer:
         return int(self._byte_lengths[ids].sum())
 
     def save(self, directory: Path) -> None:
-        write_whole(directory / TOKENIZER_FILE, self.content)
+        path = directory / TOKENIZER_FILE
+        with writing(path):
+            write_atomically(path, self.content)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

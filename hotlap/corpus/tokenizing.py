@@ -20,7 +20,7 @@ from hotlap.corpus.sources import Piece
 from hotlap.corpus.tokenizer import Ids, Tokenizer
 from hotlap.data.manifest import ShardEntry, describe_shard
 from hotlap.data.shards import SPLITS, ShardWriter, shard_name
-from hotlap.progress import Progress
+from hotlap.progress import ByteProgress
 
 BATCH_CHARACTERS = 2**20  # what one thread tokenizes at a time
 
@@ -83,7 +83,7 @@ def write_shards(
     directory: Path,
     shard_tokens: int,
     workers: int,
-    progress: Progress,
+    progress: ByteProgress,
 ) -> list[ShardEntry]:
     """Tokenize `batches` on several threads and write the tokens in the order of the batches."""
     splits = {split: _SplitWriter(directory, split, shard_tokens, tokenizer) for split in SPLITS}

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotlap.data.files import file_sha256, reading, seal, unseal, write_whole
 from hotlap.data.shards import SPLITS, read_header, variant_for
 from hotlap.errors import DataError
+from hotlap.files import file_sha256, reading, write_atomically, writing
+from hotlap.json_files import seal, unseal
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "hotlap-tokens"
@@ -75,7 +76,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, **asdict(manifest)}
     content["shards"] = list(content["shards"])
     assert _manifest_from(path, content) == manifest, "a manifest must read back as it was written"
-    write_whole(path, seal(content))
+    with writing(path):
+        write_atomically(path, seal(content))
 
 
 def read_manifest(directory: Path) -> Manifest | None:

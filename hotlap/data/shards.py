@@ -15,9 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hotlap.data.files import reading, writing
 from hotlap.errors import DataError
-from hotlap.files import partial_path, publish
+from hotlap.files import partial_path, publish, reading, writing
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotlap.data.files import file_sha256
 from hotlap.data.manifest import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -27,6 +26,7 @@ from hotlap.data.manifest import (
 from hotlap.data.shards import MAX_VOCABULARY, SPLITS, Tokens, find_shards, map_tokens
 from hotlap.data.verification import measure_once
 from hotlap.errors import DataError
+from hotlap.files import file_sha256
 
 
 class TokenStream:

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hotlap.data.files import reading, seal, unseal
+from hotlap.files import reading
+from hotlap.json_files import seal, unseal
 
 MEMORY_NAME = ".verified.json"
 READERS = 8

@@ -18,13 +18,14 @@ from torch import Tensor
 from hotlap.attention.visibility import Visibility
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, read_tokenizer
-from hotlap.data.files import file_sha256, reading, unseal
 from hotlap.data.stream import open_split
 from hotlap.errors import CheckpointError, ConfigError, DataError
+from hotlap.files import file_sha256, reading
 from hotlap.hardware import select_device, select_precision
 from hotlap.inference.decode import uncached_logits
 from hotlap.inference.generate import encode_prompt, generate, samples
 from hotlap.inference.options import SampleOptions
+from hotlap.json_files import unseal
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hotlap.json_files import finite
 from hotlap.report.analysis import Analysis, RunsByLabel, Target
 from hotlap.runs.reader import Floats, Run
-from hotlap.strict_json import finite
 
 # Okabe and Ito's colours that stand out on white and on near-black alike; after six labels dashes differ too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.errors import ReportError
-from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.analysis import RunsByLabel, analyze
 from hotlap.report.figures import X_AXES, Y_AXES, focused_range, mean_and_range, style_of
-from hotlap.report.page import write_atomically
+from hotlap.report.page import write_file
 
 LINESTYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
@@ -24,7 +24,7 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
         raise ReportError(
             expected="matplotlib for a PNG", found="none", do="install it with `pip install 'hotlap[png]'`"
         ) from None
-    analysis = analyse(runs_by_label)
+    analysis = analyze(runs_by_label)
     if analysis.target:
         y = analysis.target.field
     else:
@@ -43,7 +43,7 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     buffer = io.BytesIO()
     # Without date and version in the file, the same runs give the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+    write_file(path, buffer.getvalue())
 
 
 def _draw_curves(axes: Any, runs_by_label: RunsByLabel, y: str, target_value: float | None) -> None:
