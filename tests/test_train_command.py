@@ -352,7 +352,7 @@ def test_killed_while_saving_fifty_times_a_run_always_goes_on(tiny_data, tmp_pat
         time.sleep(pick.uniform(0, 0.3))
         process.kill()
         process.communicate()
-        interrupted += any(run.glob("checkpoints/.writing-*"))
+        interrupted += any(run.glob("checkpoints/.step-*"))
         assert store.load_latest(run / "checkpoints")[0].step >= reached
         arguments = ["train", "--resume", "runs/run"]
     assert interrupted > 0, "no kill hit a save: the test shows nothing"
