@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "files": 0,
     "strict_json": 0,
+    "waiting": 0,
     "kernels": 1,
     "settings": 1,
     "config": 2,
