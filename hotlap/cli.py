@@ -16,6 +16,7 @@ from typing import NoReturn
 from hotlap import __version__
 from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
+from hotlap.waiting import wait_passively
 
 # One line each stands here, not in the modules, so that `hotlap --help` imports none of them.
 COMMANDS = {
@@ -106,6 +107,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    wait_passively()  # no command has imported torch yet
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

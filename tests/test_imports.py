@@ -14,6 +14,7 @@ LEVELS = {
     "errors": 0,
     "files": 0,
     "json_files": 0,
+    "waiting": 0,
     "settings": 1,
     "config": 2,
     "terminal": 2,
