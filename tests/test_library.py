@@ -92,7 +92,9 @@ def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
 @pytest.mark.parametrize(("option", "most_lanes"), [("-mno-avx512f", 8), ("-mno-avx", 4)])
 def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lanes) -> None:
     environment = {**os.environ, "CC": f"{os.environ.get('CC', 'cc')} {option}", "OMP_NUM_THREADS": "1"}
-    lanes = "from hotlap.kernels.cpu.library import needed_library; print(needed_library().attention_lanes())"
+    lanes = (
+        "from hotlap.kernels.cpu.library import needed_library; print(needed_library().hotlap_vector_lanes())"
+    )
     names = ("native", "inputs", "kernels", "newton_schulz", "row_rms")
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
