@@ -95,7 +95,7 @@ def _load() -> tuple[Any | None, str | None]:
         if os.environ.get(SWITCH) == "off":
             raise _UnavailableError(f"{SWITCH}=off")
         blas = _torch_blas()
-        loaded = _loaded()
+        loaded = ffi.dlopen(str(_compiled()))
     except (_UnavailableError, OSError) as reason:
         return None, str(reason)
     loaded.hotlap_set_blas(*blas)
@@ -122,13 +122,14 @@ def _torch_blas() -> list[Any]:
     raise _UnavailableError("no BLAS in torch that could be called")
 
 
-def _loaded() -> Any:
+def _compiled() -> Path:
+    """The library's file, compiled unless it is in the cache."""
     compiler = _compiler()
     path = cache_directory() / "native" / f"{_fingerprint(compiler)}.so"
     if not _is_whole(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _compile(compiler, path)
-    return ffi.dlopen(str(path))
+    return path
 
 
 def _compiler() -> list[str]:

@@ -21,6 +21,7 @@
 enum { GUARD_FLOATS = 32 };
 #else
 #define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
 enum { GUARD_FLOATS = 0 };
 #endif
 
@@ -42,6 +43,7 @@ static inline int64_t part_floats(int64_t floats) { return floats + GUARD_FLOATS
 static inline float *part(float **workspace, int64_t floats) {
     float *first = *workspace;
     *workspace += part_floats(floats);
+    ASAN_UNPOISON_MEMORY_REGION(first, floats * sizeof(float)); /* other parts may have been here */
     ASAN_POISON_MEMORY_REGION(first + floats, GUARD_FLOATS * sizeof(float));
     return first;
 }
