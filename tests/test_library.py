@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hotlap.kernels.cpu import library
 from tests.kernels_here import needs_kernels
 
 ASK = "from hotlap import kernels; print(kernels.unavailable())"
@@ -104,3 +105,13 @@ def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lan
     )
     assert int(found.stdout) <= most_lanes, found.stderr
     assert tested.returncode == 0, tested.stdout[-3000:]
+
+
+@needs_kernels
+def test_the_sources_compile_without_warnings() -> None:
+    files = [str(source) for source in library.SOURCES if source.suffix == ".c"]
+    warnings = ("-Wall", "-Wextra", "-Wshadow", "-Werror", "-fsyntax-only")
+    done = subprocess.run(
+        [*library._compiler(), *library.FLAGS, *warnings, *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
