@@ -21,6 +21,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] tests/*.c
 
 test: lint
 	$(PYTEST)

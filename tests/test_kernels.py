@@ -62,15 +62,6 @@ def test_the_head_agrees_with_plain_on_any_number_of_threads(threads, monkeypatc
         assert [gradient.numel() for gradient in gradients] == [0, 0]
 
 
-@needs_kernels
-def test_the_head_takes_no_operands_that_do_not_fit_each_other() -> None:
-    x, weight, targets = torch.randn(6, 8), torch.randn(32, 8), torch.arange(6)
-    with pytest.raises(AssertionError, match="5 targets"):
-        head.loss_and_gradients(x, weight, targets[:5], 15.0, 1.0, needs_grad=True)
-    with pytest.raises(AssertionError, match="width"):
-        head.loss_and_gradients(x[:, :7], weight, targets, 15.0, 1.0, needs_grad=True)
-
-
 def result_and_gradients(
     function: Callable[..., Tensor], operands: Sequence[Tensor], dtype: torch.dtype
 ) -> list[Tensor]:

@@ -16,10 +16,14 @@ NUM_TOKENS, WIDTH, HEAD_DIM = 700, 48, 16
 def blas() -> Iterator[list[object]]:
     """What is called of torch's BLAS; the kernels get it back after a test."""
     found = compiled._torch_blas()
-    if None in (function.value for function in found):
+    if not all(found):
         pytest.skip("torch's BLAS packs no weights")
     yield found
-    compiled.needed_library().set_blas(*found)
+    compiled.needed_library().hotlap_set_blas(*found)
+
+
+def without_packing(blas: list[object]) -> list[object]:
+    return [blas[0], *[compiled.ffi.NULL] * 3]
 
 
 def of_mlp() -> list[torch.Tensor]:
@@ -64,8 +68,8 @@ def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas
     monkeypatch.setattr(head, "CHUNK_LOGITS", 256 * 512)
     torch.set_num_threads(threads)
     results = []
-    for functions in (blas, [blas[0], None, None, None]):
-        compiled.needed_library().set_blas(*functions)
+    for functions in (blas, without_packing(blas)):
+        compiled.needed_library().hotlap_set_blas(*functions)
         results.append(seeded(kernel))
     for packed, plain in zip(*results, strict=True):
         torch.testing.assert_close(packed, plain, atol=2e-6, rtol=2e-6)
@@ -83,6 +87,7 @@ def test_whichever_thread_is_free_computes_the_same(kernel) -> None:
 @needs_kernels
 def test_packed_weights_have_room_of_their_own(blas) -> None:
     library = compiled.needed_library()
-    with_room = library.head_floats(256, WIDTH, 512, 2)
-    library.set_blas(blas[0], None, None, None)
-    assert with_room - library.head_floats(256, WIDTH, 512, 2) >= WIDTH * 512
+    given = compiled.ffi.new("hotlap_head_t *", {"T": 512, "C": WIDTH, "V": 512, "chunk_tokens": 256})
+    with_room = library.hotlap_head_floats(given, 2)
+    library.hotlap_set_blas(*without_packing(blas))
+    assert with_room - library.hotlap_head_floats(given, 2) >= WIDTH * 512

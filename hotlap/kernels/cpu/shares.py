@@ -1,11 +1,11 @@
-"""How the threads of a kernel share out its tokens, and with them the sums that are gradients of weights."""
+"""How the threads of a kernel divide its tokens, and with them the sums that are gradients of weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# With fewer, a thread's product is too short to be fast.
+# With fewer, a thread's matmuls are too short to be fast.
 LEAST_TOKENS_A_THREAD = 256
 
 
@@ -15,10 +15,10 @@ def num_threads() -> int:
 
 
 def chunk_tokens(num_tokens: int, most: int) -> int:
-    """How many a thread takes at a time, at most so many.
+    """Tokens per chunk, at most `most`.
 
-    Chunks of a thread's share are equal but for the end of the last: one of a few tokens would cost a pass
-    over all weights.
+    Every thread's tokens divide into chunks of equal size, of which only the last may be a little shorter: a
+    chunk of a few tokens would cost a pass over all weights.
     """
     share = -(-num_tokens // num_threads())
     chunks = max(1, -(-share // most))
@@ -26,12 +26,12 @@ def chunk_tokens(num_tokens: int, most: int) -> int:
 
 
 def least_tokens_a_share(rows: int, cols: int) -> int:
-    """Adding up the shares of a weight is a pass over each of them, to be much less than the products."""
+    """Tokens per thread from which on adding up the threads' gradients costs much less than the matmuls."""
     return max(LEAST_TOKENS_A_THREAD, min(rows, cols))
 
 
 def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
-    """Whether every thread has tokens enough for a share of its own; one thread has nothing to add up."""
+    """Whether every thread has enough tokens for gradients of its own; one thread has nothing to add up."""
     threads = num_threads()
     return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)
 
