@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu import attention, head, inputs, library, mlp, newton_schulz, passes, steps
+from hotlap.kernels.cpu import attention, head, library, mlp, newton_schulz, qkv, row_rms
 
 NUM_TOKENS = (1, 3, 65, 127)
 THREADS = (1, 2, 3)
@@ -42,7 +42,7 @@ SIZES = (
 SEVERAL_CHUNKS = (
     (mlp, "CHUNK_FEATURES", 1),
     (mlp, "LEAST_CHUNK_TOKENS", 1),
-    (inputs, "MOST_CHUNK_TOKENS", 13),
+    (qkv, "MOST_CHUNK_TOKENS", 13),
 )
 
 
@@ -55,11 +55,11 @@ def of_attention(T: int, s: Sizes) -> Iterator[Tensor]:
         yield from attention.backward(grad, q, k, v, first_key.int(), out, log_sums, 0.3)
 
 
-def of_inputs(T: int, s: Sizes) -> Iterator[Tensor]:
+def of_qkv(T: int, s: Sizes) -> Iterator[Tensor]:
     none, stream = torch.empty(0), (T, s.C)
     weights = [torch.randn(heads * s.D, s.C) for heads in (s.H, s.G, s.G)]
-    for skips, mixes_in, goes_on in product((False, True), repeat=3):
-        given = inputs.Given(
+    for skips, mixes_in in product((False, True), repeat=2):
+        given = qkv.Given(
             *torch.randn(2, *stream),
             torch.randn(stream) if skips else none,
             torch.randn(3 if skips else 2),
@@ -68,11 +68,11 @@ def of_inputs(T: int, s: Sizes) -> Iterator[Tensor]:
             torch.randn(2),
             torch.randn(T, s.G, s.D) if mixes_in else none,
         )
-        made = inputs.forward(given)
+        made = qkv.forward(given)
         grads = [torch.randn(T, heads, s.D) for heads in (s.H, s.G, s.G)]
-        received = inputs.Received(torch.randn(stream), *grads, torch.randn(stream) if goes_on else none)
+        received = qkv.Received(torch.randn(stream), *grads)
         yield from made
-        yield from inputs.backward(given, made._replace(mixed=none, v=none), received)
+        yield from qkv.backward(given, made._replace(mixed=none, v=none), received)
 
 
 def of_mlp(T: int, s: Sizes) -> Iterator[Tensor]:
@@ -95,17 +95,6 @@ def of_head(T: int, s: Sizes) -> Iterator[Tensor]:
     yield logits
 
 
-def of_passes(T: int, s: Sizes) -> Iterator[Tensor]:
-    x, grad = torch.randn(2, T, s.H, s.D)
-    for angles in ((), tuple(torch.randn(2, T, 1, s.D // 2))):
-        out, inverse_rms = passes.norm(x, *angles)
-        yield from (out, inverse_rms, passes.norm_backward(grad, out, inverse_rms, *angles))
-    for count in (2, 3):
-        weights, streams = torch.randn(count), torch.randn(count, T, s.C)
-        yield passes.mix(weights, *streams)
-        yield from passes.mix_backward(torch.randn(T, s.C), weights, *streams)
-
-
 def of_newton_schulz(T: int, s: Sizes) -> Iterator[Tensor]:
     for shape, (first, others) in product(
         ((1, s.C, s.F), (4, s.F, s.C), (2, T, T)), ((1, 1), (3, 2), (9, 1))
@@ -113,25 +102,14 @@ def of_newton_schulz(T: int, s: Sizes) -> Iterator[Tensor]:
         yield newton_schulz.orthogonalize(torch.randn(shape), COEFFICIENTS, first, others, 1e-7)
 
 
-def of_steps(T: int, s: Sizes) -> Iterator[Tensor]:
+def of_row_rms(T: int, s: Sizes) -> Iterator[Tensor]:
     table, grad, squares = torch.randn(T, s.C), torch.randn(T, s.C), torch.rand(T, s.C)
     grad[::2] = 0
-    steps.step_rows(table, grad, squares, 0.1, 0.9, 0.5, 1e-8)
+    row_rms.step_rows(table, grad, squares, 0.1, 0.9, 0.5, 1e-8)
     yield from (table, squares)
-    rates = (0.1, 1.1, 0.9, 0.9, 0.99, 1e-8)
-    adam = [steps.AdamStep(*torch.rand(4, *shape), *rates) for shape in ((T, s.C), (s.F,), (T * s.F, s.H))]
-    steps.step_adam(adam)
-    for step in adam:
-        yield from (step.weight, step.mean, step.square)
-    # The last ones are large enough for several threads.
-    for count, shape in ((1, (s.C,)), (3, (T, s.F)), (2, (T * 131, s.H))):
-        momenta, weights = torch.randn(count, *shape), list(torch.randn(count, *shape))
-        updates = steps.step_momenta(list(torch.randn(count, *shape)), momenta, 0.9, 0.1, 0.2, 0.8)
-        steps.step_matrices(weights, updates, [0.1] * count, [0.01] * count, cautious=count > 1)
-        yield from (momenta, updates, *weights)
 
 
-KERNELS = (of_attention, of_inputs, of_mlp, of_head, of_passes, of_newton_schulz, of_steps)
+KERNELS = (of_attention, of_qkv, of_mlp, of_head, of_newton_schulz, of_row_rms)
 
 
 def results() -> dict[str, list[Tensor]]:

@@ -96,7 +96,7 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     facts = json.loads(hotlap_here("doctor", "--json").stdout)
     assert facts["cpu_sgemm_gflops"] > 0
     if facts["device"] == "cpu":
-        assert facts["attention_backend"] == ("native" if kernels.library() else "blocked")
+        assert facts["attention_backend"] == ("blocked" if kernels.unavailable() else "native")
         assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
     shown = hotlap_here("doctor").stdout
     assert f"runs will use {facts['precision']}" in shown

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu import attention, head, inputs, library, mlp, newton_schulz, operands, passes, steps
+from hotlap.kernels.cpu import attention, head, library, mlp, newton_schulz, operands, qkv, row_rms
 from tests.kernels_here import needs_kernels
 
 REPOSITORY = Path(__file__).parents[1]
 T, H, G, D, C, F, V = 6, 4, 2, 8, 12, 20, 9
 COEFFICIENTS = [(3.4445, -4.775, 2.0315)] * 2
-ADAM = (0.1, 1.0, 0.9, 0.9, 0.99, 1e-8)
 
 pytestmark = needs_kernels
 
@@ -38,32 +37,31 @@ def for_attention_backward() -> Operands:
     return {"grad": heads(H), **for_attention(), "out": heads(H), "log_sums": torch.zeros(H, T)}
 
 
-def for_inputs() -> Operands:
+def for_qkv() -> Operands:
     streams = dict(zip(("x", "x0", "skip"), torch.randn(3, T, C), strict=True))
     weights = {name: torch.randn(count * D, C) for name, count in (("q", H), ("k", G), ("v", G))}
     angles = dict(zip(("cos", "sin"), torch.randn(2, T, 1, D // 2), strict=True))
-    mixes = {"stream_mix": torch.randn(3), "value_mix": torch.randn(2), "mixed_in": heads(G)}
+    mixes = {"residual_mix": torch.randn(3), "value_mix": torch.randn(2), "value_embedding": heads(G)}
     return {**streams, **weights, **angles, **mixes}
 
 
-def for_inputs_backward() -> Operands:
-    made = inputs.forward(inputs.Given(**for_inputs()))._asdict()
+def for_qkv_backward() -> Operands:
+    made = qkv.forward(qkv.Given(**for_qkv()))._asdict()
     received = {"mixed": torch.randn(T, C), "q": heads(H), "k": heads(G), "v": heads(G)}
-    received["later_x0"] = torch.randn(T, C)
     return {
-        **for_inputs(),
+        **for_qkv(),
         **{f"made {name}": x for name, x in made.items()},
         **{f"received {name}": x for name, x in received.items()},
     }
 
 
-def call_inputs_backward(**given: Tensor) -> None:
+def call_qkv_backward(**given: Tensor) -> None:
     def fields(prefix: str) -> Operands:
         return {name.removeprefix(prefix): x for name, x in given.items() if name.startswith(prefix)}
 
     plain = {name: x for name, x in given.items() if " " not in name}
-    made, received = inputs.Made(**fields("made ")), inputs.Received(**fields("received "))
-    inputs.backward(inputs.Given(**plain), made, received)
+    made, received = qkv.Made(**fields("made ")), qkv.Received(**fields("received "))
+    qkv.backward(qkv.Given(**plain), made, received)
 
 
 def for_mlp() -> Operands:
@@ -83,25 +81,8 @@ def for_head() -> Operands:
     return {"x": torch.randn(T, C), "weight": torch.randn(V, C), "targets": torch.arange(T)}
 
 
-def for_norm() -> Operands:
-    return {"x": heads(H), "cos": torch.randn(T, 1, D // 2), "sin": torch.randn(T, 1, D // 2)}
-
-
-def for_norm_backward() -> Operands:
-    x, cos, sin = for_norm().values()
-    return {"grad": heads(H), "out": x, "inverse_rms": torch.ones(T, H, 1), "cos": cos, "sin": sin}
-
-
-def for_mix() -> Operands:
-    return {"weights": torch.ones(2), "a": torch.randn(T, C), "b": torch.randn(T, C)}
-
-
 def tables(*names: str) -> Operands:
     return {name: torch.rand(T, C) for name in names}
-
-
-def for_matrices() -> Operands:
-    return {"first": torch.rand(T, C), "second": torch.rand(T, C), "stacked": torch.rand(2, T, C)}
 
 
 # name: (a call of the kernel with operands by name, the operands, those that may be empty, those that are
@@ -114,11 +95,11 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], Operands], tuple[str, 
         (),
         (),
     ),
-    "inputs": (lambda **x: inputs.forward(inputs.Given(**x)), for_inputs, ("mixed_in",), ()),
-    "inputs backward": (
-        call_inputs_backward,
-        for_inputs_backward,
-        ("mixed_in", "made mixed", "made v", "received later_x0"),
+    "qkv": (lambda **x: qkv.forward(qkv.Given(**x)), for_qkv, ("value_embedding",), ()),
+    "qkv backward": (
+        call_qkv_backward,
+        for_qkv_backward,
+        ("value_embedding", "made mixed", "made v"),
         (),
     ),
     "mlp": (lambda **x: mlp.forward(mlp.Given(**x)), for_mlp, (), ()),
@@ -135,15 +116,6 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], Operands], tuple[str, 
         (),
         ("logits",),
     ),
-    "norm": (lambda x, cos, sin: passes.norm(x, cos, sin), for_norm, ("x",), ()),
-    "norm backward": (lambda **x: passes.norm_backward(*x.values()), for_norm_backward, ("out",), ()),
-    "mix": (lambda **x: passes.mix(*x.values()), for_mix, ("a",), ()),
-    "mix backward": (
-        lambda **x: passes.mix_backward(*x.values()),
-        lambda: {"grad": torch.randn(T, C), **for_mix()},
-        ("a",),
-        (),
-    ),
     "newton schulz": (
         lambda matrices: newton_schulz.orthogonalize(matrices, COEFFICIENTS, 1, 1, 1e-7),
         lambda: {"matrices": torch.randn(2, T, C)},
@@ -151,30 +123,10 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[[], Operands], tuple[str, 
         (),
     ),
     "row step": (
-        lambda **x: steps.step_rows(*x.values(), 0.1, 0.9, 0.5, 1e-8),
+        lambda **x: row_rms.step_rows(*x.values(), 0.1, 0.9, 0.5, 1e-8),
         lambda: tables("table", "grad", "squares"),
         (),
         ("table", "squares"),
-    ),
-    "adam": (
-        lambda **x: steps.step_adam([steps.AdamStep(*x.values(), *ADAM)]),
-        lambda: tables("weight", "gradient", "mean", "square"),
-        ("weight",),
-        ("weight", "mean", "square"),
-    ),
-    "momenta": (
-        lambda first, second, stacked: steps.step_momenta([first, second], stacked, 0.9, 0.1, 0.2, 0.8),
-        for_matrices,
-        (),
-        ("stacked",),
-    ),
-    "matrices": (
-        lambda first, second, stacked: steps.step_matrices(
-            [first, second], stacked, [0.1] * 2, [0.1] * 2, cautious=True
-        ),
-        for_matrices,
-        (),
-        ("first", "second"),
     ),
 }  # fmt: skip
 
@@ -276,28 +228,10 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
             newton_schulz.orthogonalize(matrices, COEFFICIENTS, *segments, 1e-7)
     with pytest.raises(ValueError, match="coefficients"):
         newton_schulz.orthogonalize(matrices, [(1.0, 2.0)], 1, 1, 1e-7)  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="rates"):
-        steps.step_matrices([torch.zeros(2, 2)], torch.zeros(1, 2, 2), [0.1, 0.1], [0.1], cautious=False)
-    with pytest.raises(ValueError, match="2 or 3"):
-        passes.mix(torch.ones(1), torch.ones(3))
     with pytest.raises(ValueError, match="heads"):
         attention.forward(heads(3), heads(2), heads(2), torch.zeros(T).int(), 0.3)
-    with pytest.raises(ValueError, match="both or neither"):
-        passes.norm(heads(2), torch.ones(T, 1, D // 2))
     with pytest.raises(OverflowError):
         library.needed_library().hotlap_attention_mask_is_valid(library.ffi.NULL, 2**31)
-
-
-def test_passes_over_nothing_return_nothing() -> None:
-    nothing = torch.empty(0, C)
-    out, inverse_rms = passes.norm(nothing)
-    assert (out.shape, inverse_rms.shape) == ((0, C), (0, 1))
-    assert passes.norm_backward(nothing, out, inverse_rms).shape == (0, C)
-    assert passes.mix(torch.ones(2), nothing, nothing).shape == (0, C)
-    grad_weights, *grads = passes.mix_backward(nothing, torch.ones(2), nothing, nothing)
-    assert grad_weights.eq(0).all()
-    assert [x.shape for x in grads] == [(0, C), (0, C)]
-    steps.step_adam([steps.AdamStep(*[nothing] * 4, *ADAM)])
 
 
 def test_a_pointer_has_the_type_of_its_tensor() -> None:

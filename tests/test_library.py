@@ -96,7 +96,7 @@ def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lan
     lanes = (
         "from hotlap.kernels.cpu.library import needed_library; print(needed_library().hotlap_vector_lanes())"
     )
-    names = ("native", "inputs", "kernels", "newton_schulz", "row_rms")
+    names = ("native", "fused_block", "kernels", "chunked_loss", "row_rms")
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     found, tested = (

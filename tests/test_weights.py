@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hotlap.kernels.cpu import attention, head, inputs, mlp
+from hotlap.kernels.cpu import attention, head, mlp, qkv
 from hotlap.kernels.cpu import library as compiled
 from tests.kernels_here import needs_kernels
 
@@ -32,13 +32,13 @@ def of_mlp() -> list[torch.Tensor]:
     return [*mlp.forward(mlp.Given(x, attended, *weights))]
 
 
-def of_inputs() -> list[torch.Tensor]:
+def of_qkv() -> list[torch.Tensor]:
     streams = torch.randn(3, NUM_TOKENS, WIDTH)
     cos, sin = torch.randn(2, NUM_TOKENS, 1, HEAD_DIM // 2)
-    mixed_in = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
+    value_embedding = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
     weights = torch.randn(3, WIDTH, WIDTH) / 7
     mixes = torch.randn(3), torch.randn(2)
-    return [*inputs.forward(inputs.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], mixed_in))]
+    return [*qkv.forward(qkv.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], value_embedding))]
 
 
 def of_attention() -> list[torch.Tensor]:
@@ -60,10 +60,10 @@ def seeded(kernel: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
 
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_head])
+@pytest.mark.parametrize("kernel", [of_mlp, of_qkv, of_head])
 def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas, monkeypatch) -> None:
     # Chunks of 256: the last one is shorter, and is not for packed weights.
-    for module in (mlp, inputs):
+    for module in (mlp, qkv):
         monkeypatch.setattr(module, "chunk_tokens", lambda *_: 256)
     monkeypatch.setattr(head, "CHUNK_LOGITS", 256 * 512)
     torch.set_num_threads(threads)
@@ -76,7 +76,7 @@ def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas
 
 
 @needs_kernels
-@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_attention])
+@pytest.mark.parametrize("kernel", [of_mlp, of_qkv, of_attention])
 def test_whichever_thread_is_free_computes_the_same(kernel) -> None:
     """Three threads, where this machine may have fewer cores: who takes which tokens changes."""
     torch.set_num_threads(3)

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library
+from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import dims, in_place, operand, pointer, structure
-from hotlap.kernels.cpu.shares import pays_to_share
 
 # Every chunk of a thread reads the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
@@ -17,12 +16,6 @@ MOST_WEIGHTS = 2**22
 LOGIT_SCALE = -2 * math.log2(math.e)
 # Of a thread's chunk, so that they stay in a cache from one pass to the next.
 CHUNK_LOGITS = 2**20
-
-
-def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:
-    """Whether the kernel takes such operands and is faster than PyTorch."""
-    fits = len(x_TC) > 0 and weight_VC.numel() <= MOST_WEIGHTS
-    return fits and pays_to_share(x_TC, weight_VC) and kernels_take(x_TC, weight_VC)
 
 
 def loss_and_gradients(

@@ -1,10 +1,9 @@
 """Kernels in C for float32 on a CPU: compiled when first needed, or the reason why there are none.
 
-They fuse what PyTorch's own operators cannot keep in a core's cache: attention and what comes before it, the
-MLP and the head, from the first matmul to the last; norms and mixes in one pass; Newton-Schulz, one matrix
-per core; and the optimizers' steps. Compiling takes a few seconds and needs no headers but the compiler's
-own; the result is kept in the cache, one file per kind of processor. Nothing depends on it: without gcc, with
-another BLAS, or with HOTLAP_NATIVE=off the same is computed in PyTorch, and a run's header says which.
+They fuse what PyTorch's own operators cannot keep in a core's cache. Compiling takes a few seconds and needs
+no headers but the compiler's own; the result is kept in the cache, one file per kind of processor. Nothing
+depends on it: without gcc, with another BLAS, or with HOTLAP_NATIVE=off PyTorch computes the same. A run's
+header says which.
 """
 
 from __future__ import annotations
@@ -60,30 +59,13 @@ class _UnavailableError(Exception):
     """Its text is the reason, for a header."""
 
 
-def library() -> Any | None:
-    """The functions of kernels.h, by name; None where they could not be compiled."""
-    return _load()[0]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def are_available() -> bool:
-    """Whether there is a library. torch.compile takes the answer as a constant."""
-    return library() is not None
-
-
-def kernels_take(*operands: torch.Tensor) -> bool:
-    """Whether there are kernels, and all operands are float32 on the CPU."""
-    fit = all(x.device.type == "cpu" and x.dtype == torch.float32 for x in operands)
-    return fit and are_available()
-
-
 def unavailable() -> str | None:
     """Why there is no library, in a few words; None where there is one."""
     return _load()[1]
 
 
 def needed_library() -> Any:
-    found = library()
+    found = _load()[0]
     if found is None:
         raise RuntimeError(f"kernels in C were called, but there are none: {unavailable()}")
     return found

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library
-from hotlap.kernels.cpu.operands import dims, operand, optional, pointer, structure
-from hotlap.kernels.cpu.passes import EPSILON
-from hotlap.kernels.cpu.shares import chunk_tokens, pays_to_share
+from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.operands import EPSILON, dims, operand, optional, pointer, structure
+from hotlap.kernels.cpu.shares import chunk_tokens
 
 # Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay off for a
 # long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
@@ -41,12 +40,6 @@ class Made(NamedTuple):
     sum: Tensor  # (T, C): x + attended · projectᵀ; empty without attention, where it would be x
     inverse_rms: Tensor  # (T,): 1 / RMS of sum
     hidden: Tensor  # (T, F): relu(norm(sum) · expandᵀ)
-
-
-def suits(x_TC: Tensor, expand_FC: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels take such operands and are faster than PyTorch."""
-    fits = len(x_TC) > 0 and expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
-    return fits and kernels_take(x_TC, expand_FC, *others)
 
 
 def _checked(given: Given) -> tuple[Given, Any]:

@@ -7,18 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library
+from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import dims, operand, pointer, structure
 
 # A thread works on a matrix, and on what is computed from it, in its core's cache.
 MOST_ENTRIES = 2**17
-
-
-def suits(matrices: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel takes such matrices, computes in `dtype` and is faster than PyTorch."""
-    count, rows, cols = matrices.shape
-    keeps_threads_busy = count >= torch.get_num_threads() and rows * cols <= MOST_ENTRIES
-    return dtype == torch.float32 and keeps_threads_busy and kernels_take(matrices)
 
 
 def orthogonalize(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hotlap.kernels.cpu.library import ffi
 
+EPSILON = torch.finfo(torch.float32).eps  # the default of rms_norm
+
 _POINTERS = {
     torch.float32: ffi.typeof("float *"),
     torch.int32: ffi.typeof("int32_t *"),

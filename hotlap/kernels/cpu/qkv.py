@@ -10,33 +10,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library
-from hotlap.kernels.cpu.operands import check, dims, operand, optional, pointer, structure
-from hotlap.kernels.cpu.passes import EPSILON
-from hotlap.kernels.cpu.shares import chunk_tokens, pays_to_share
+from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.operands import EPSILON, check, dims, operand, optional, pointer, structure
+from hotlap.kernels.cpu.shares import chunk_tokens
 
 # Of a thread's chunk. 128 and 512 take as long, at widths of 128 and 256.
 MOST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
-    """The operands: fields of `hotlap_inputs_t`."""
+    """The operands: fields of `hotlap_qkv_t`."""
 
     x: Tensor  # (T, C)
     x0: Tensor  # (T, C), the embedding
     skip: Tensor  # (T, C), or empty
-    stream_mix: Tensor  # (2,), with a skip (3,): weights of x, x0 and skip
+    residual_mix: Tensor  # (2,), with a skip (3,): weights of x, x0 and skip
     q: Tensor  # weights: (H·D, C)
     k: Tensor  # (G·D, C)
     v: Tensor  # (G·D, C)
     cos: Tensor  # (T, 1, D/2)
     sin: Tensor  # (T, 1, D/2)
-    value_mix: Tensor  # (2,): weights of v and mixed_in
-    mixed_in: Tensor  # (T, G, D), value embeddings; or empty
+    value_mix: Tensor  # (2,): weights of v and value_embedding
+    value_embedding: Tensor  # (T, G, D), value embeddings; or empty
 
 
 class Made(NamedTuple):
-    """The results: fields of `hotlap_inputs_outputs_t`.
+    """The results: fields of `hotlap_qkv_outputs_t`.
 
     The backward reads neither `mixed` nor v: it also takes empty tensors for them.
     """
@@ -57,18 +56,6 @@ class Received(NamedTuple):
     q: Tensor  # (T, H, D)
     k: Tensor  # (T, G, D)
     v: Tensor  # (T, G, D)
-    later_x0: Tensor  # (T, C), from the layers that x0 goes on to; or empty
-
-
-def suits_model(x: Tensor, q: Tensor) -> bool:
-    """As `suits`, judged by the stream and a weight alone."""
-    return pays_to_share(x, q) and kernels_take(x, q)
-
-
-def suits(given: Given) -> bool:
-    """Whether the kernels take such operands and are faster than PyTorch."""
-    angles_fit = given.cos.shape == given.sin.shape == (len(given.x), 1, given.cos.shape[2])
-    return angles_fit and suits_model(given.x, given.q) and kernels_take(*given)
 
 
 def _checked(given: Given) -> tuple[Given, Any]:
@@ -85,18 +72,18 @@ def _checked(given: Given) -> tuple[Given, Any]:
         x=operand("x", given.x, stream),
         x0=operand("x0", given.x0, stream),
         skip=optional("skip", given.skip, stream),
-        stream_mix=operand("stream_mix", given.stream_mix, (num_streams,)),
+        residual_mix=operand("residual_mix", given.residual_mix, (num_streams,)),
         q=operand("q", given.q, (q_rows, width)),
         k=operand("k", given.k, (k_rows, width)),
         v=operand("v", given.v, (k_rows, width)),
         cos=operand("cos", given.cos, angles),
         sin=operand("sin", given.sin, angles),
         value_mix=operand("value_mix", given.value_mix, (2,)),
-        mixed_in=optional("mixed_in", given.mixed_in, (num_tokens, kv_heads, head_dim)),
+        value_embedding=optional("value_embedding", given.value_embedding, (num_tokens, kv_heads, head_dim)),
     )
     sizes = {"T": num_tokens, "C": width, "H": heads, "G": kv_heads, "D": head_dim}
     sizes["chunk_tokens"] = chunk_tokens(num_tokens, MOST_CHUNK_TOKENS)
-    return given, structure("hotlap_inputs_t *", given._asdict(), **sizes, epsilon=EPSILON)
+    return given, structure("hotlap_qkv_t *", given._asdict(), **sizes, epsilon=EPSILON)
 
 
 def _by_head(name: str, x_THD: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -111,9 +98,9 @@ def forward(given: Given) -> Made:
     queries, keys = (inputs.H, inputs.T, inputs.D), (inputs.G, inputs.T, inputs.D)
     shapes = (given.x.shape, (inputs.T,), queries, keys, keys, queries[:2], keys[:2])
     made = Made(*(given.x.new_empty(shape) for shape in shapes))
-    workspace = given.x.new_empty(kernels.hotlap_inputs_forward_floats(inputs, threads))
-    outputs = structure("hotlap_inputs_outputs_t *", made._asdict())
-    kernels.hotlap_inputs_forward(inputs, outputs, pointer(workspace), threads)
+    workspace = given.x.new_empty(kernels.hotlap_qkv_forward_floats(inputs, threads))
+    outputs = structure("hotlap_qkv_outputs_t *", made._asdict())
+    kernels.hotlap_qkv_forward(inputs, outputs, pointer(workspace), threads)
     return made
 
 
@@ -136,7 +123,6 @@ def backward(given: Given, made: Made, received: Received) -> Given:
         q=_by_head("grad q", received.q, (T, H, D)),
         k=_by_head("grad k", received.k, (T, G, D)),
         v=_by_head("grad v", received.v, (T, G, D)),
-        later_x0=optional("grad later_x0", received.later_x0, (T, C)),
     )
     new_empty = given.x.new_empty
     rows = [len(weight) for weight in (given.q, given.k, given.v)]
@@ -144,15 +130,15 @@ def backward(given: Given, made: Made, received: Received) -> Given:
         "x": new_empty(T, C),
         "x0": new_empty(T, C),
         "skip": new_empty(given.skip.shape),
-        "stream_mix": new_empty(T, len(given.stream_mix)),
+        "residual_mix": new_empty(T, len(given.residual_mix)),
         "weights": new_empty(threads, sum(rows), C),
-        "mixed_in": new_empty(given.mixed_in.shape),
+        "value_embedding": new_empty(given.value_embedding.shape),
         "value_mix": new_empty(T),
     }
-    gradients = structure("hotlap_inputs_gradients_t *", incoming._asdict() | grads)
-    outputs = structure("hotlap_inputs_outputs_t *", made._asdict())
-    workspace = new_empty(kernels.hotlap_inputs_backward_floats(inputs, threads))
-    kernels.hotlap_inputs_backward(inputs, outputs, gradients, pointer(workspace), threads)
+    gradients = structure("hotlap_qkv_gradients_t *", incoming._asdict() | grads)
+    outputs = structure("hotlap_qkv_outputs_t *", made._asdict())
+    workspace = new_empty(kernels.hotlap_qkv_backward_floats(inputs, threads))
+    kernels.hotlap_qkv_backward(inputs, outputs, gradients, pointer(workspace), threads)
     q, k, v = grads["weights"][0].split(rows)
     # C leaves the gradient of v's weight for value_mix[0] = 1. Its dot product with the weight is the sum
     # over all tokens of gradient · value, which is the gradient with respect to value_mix[0].
@@ -162,12 +148,12 @@ def backward(given: Given, made: Made, received: Received) -> Given:
         x=grads["x"],
         x0=grads["x0"],
         skip=grads["skip"],
-        stream_mix=grads["stream_mix"].sum(0),
+        residual_mix=grads["residual_mix"].sum(0),
         q=q,
         k=k,
         v=v * given.value_mix[0],
         cos=none,
         sin=none,
         value_mix=value_mix,
-        mixed_in=grads["mixed_in"],
+        value_embedding=grads["value_embedding"],
     )

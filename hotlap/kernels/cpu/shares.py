@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # With fewer, a thread's matmuls are too short to be fast.
-LEAST_TOKENS_A_THREAD = 256
+LEAST_TOKENS_PER_THREAD = 256
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -25,15 +25,14 @@ def chunk_tokens(num_tokens: int, most: int) -> int:
     return max(1, -(-share // chunks))
 
 
-def least_tokens_a_share(rows: int, cols: int) -> int:
-    """Tokens per thread from which on adding up the threads' gradients costs much less than the matmuls."""
-    return max(LEAST_TOKENS_A_THREAD, min(rows, cols))
+def least_tokens(rows: int, cols: int) -> int:
+    """From how many tokens a kernel with a weight of (rows, cols) pays.
 
-
-def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
-    """Whether every thread has enough tokens for gradients of its own; one thread has nothing to add up."""
+    Threads sum the weight's gradient over their own tokens and add it up at the end. That must cost much less
+    than the matmuls; one thread has nothing to add up.
+    """
     threads = num_threads()
-    return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)
+    return 1 if threads == 1 else threads * max(LEAST_TOKENS_PER_THREAD, min(rows, cols))
 
 
 def token_parts(x_TC: Tensor) -> int:
@@ -45,4 +44,4 @@ def token_parts(x_TC: Tensor) -> int:
     """
     threads = num_threads()
     cut = x_TC.device.type == "cpu" and len(x_TC) % threads == 0
-    return threads if cut and len(x_TC) >= threads * LEAST_TOKENS_A_THREAD else 1
+    return threads if cut and len(x_TC) >= threads * LEAST_TOKENS_PER_THREAD else 1

@@ -68,19 +68,19 @@ void hotlap_attention_forward(const hotlap_attention_t *a, float *out, float *lo
 void hotlap_attention_backward(const hotlap_attention_t *a, const hotlap_attention_gradients_t *g,
                                float *workspace, int num_threads);
 
-/* ---- From the residual stream to q, k and v (inputs.c) --------------------------------------- */
+/* ---- From the residual stream to q, k and v (qkv.c) --------------------------------------- */
 
 typedef struct {
-    const float *x, *x0, *skip; /* (T, C); skip may be NULL */
-    const float *stream_mix;    /* (2,), with a skip (3,): weights of x, x0 and skip */
-    const float *q, *k, *v;     /* weights: (H * D, C), (G * D, C), (G * D, C) */
-    const float *cos, *sin;     /* (T, D / 2) */
-    const float *value_mix;     /* (2,): weights of the values and of mixed_in */
-    const float *mixed_in;      /* (T, G, D), value embeddings; may be NULL */
+    const float *x, *x0, *skip;   /* (T, C); skip may be NULL */
+    const float *residual_mix;    /* (2,), with a skip (3,): weights of x, x0 and skip */
+    const float *q, *k, *v;       /* weights: (H * D, C), (G * D, C), (G * D, C) */
+    const float *cos, *sin;       /* (T, D / 2) */
+    const float *value_mix;       /* (2,): weights of the values and of value_embedding */
+    const float *value_embedding; /* (T, G, D), value embeddings; may be NULL */
     int32_t T, C, H, G, D;
     int32_t chunk_tokens; /* tokens per chunk */
     float epsilon;
-} hotlap_inputs_t;
+} hotlap_qkv_t;
 
 /* The backward reads neither mixed nor v, which may then be NULL. */
 typedef struct {
@@ -89,28 +89,27 @@ typedef struct {
     float *q, *k, *v;     /* (H, T, D), (G, T, D), (G, T, D) */
     float *q_inverse_rms; /* (H, T): 1 / RMS of the queries before their norm */
     float *k_inverse_rms; /* (G, T) */
-} hotlap_inputs_outputs_t;
+} hotlap_qkv_outputs_t;
 
 typedef struct {
     /* Gradients with respect to the outputs. */
     const float *mixed;     /* (T, C) */
     const float *q, *k, *v; /* (H, T, D), (G, T, D), (G, T, D) */
-    const float *later_x0;  /* (T, C), from later layers, to be added to that of x0; may be NULL */
     /* Gradients with respect to the inputs. */
-    float *x, *x0, *skip; /* (T, C); skip NULL without one */
-    float *stream_mix;    /* (T, 2), with a skip (T, 3): per token, to be summed over tokens */
-    float *weights;       /* (num_threads, (H + 2 * G) * D, C): of q, k and v per thread; the sum
-                             over threads is left in the first. Of v: for value_mix[0] = 1 */
-    float *mixed_in;      /* (T, G, D), or NULL */
-    float *value_mix;     /* (T,): of value_mix[1], per token */
-} hotlap_inputs_gradients_t;
+    float *x, *x0, *skip;   /* (T, C); skip NULL without one */
+    float *residual_mix;    /* (T, 2), with a skip (T, 3): per token, to be summed over tokens */
+    float *weights;         /* (num_threads, (H + 2 * G) * D, C): of q, k and v per thread; the sum
+                               over threads is left in the first. Of v: for value_mix[0] = 1 */
+    float *value_embedding; /* (T, G, D), or NULL */
+    float *value_mix;       /* (T,): of value_mix[1], per token */
+} hotlap_qkv_gradients_t;
 
-int64_t hotlap_inputs_forward_floats(const hotlap_inputs_t *in, int num_threads);
-int64_t hotlap_inputs_backward_floats(const hotlap_inputs_t *in, int num_threads);
-void hotlap_inputs_forward(const hotlap_inputs_t *in, const hotlap_inputs_outputs_t *out,
-                           float *workspace, int num_threads);
-void hotlap_inputs_backward(const hotlap_inputs_t *in, const hotlap_inputs_outputs_t *out,
-                            const hotlap_inputs_gradients_t *g, float *workspace, int num_threads);
+int64_t hotlap_qkv_forward_floats(const hotlap_qkv_t *in, int num_threads);
+int64_t hotlap_qkv_backward_floats(const hotlap_qkv_t *in, int num_threads);
+void hotlap_qkv_forward(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out, float *workspace,
+                        int num_threads);
+void hotlap_qkv_backward(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out,
+                         const hotlap_qkv_gradients_t *g, float *workspace, int num_threads);
 
 /* ---- From attention's output to the end of a block (mlp.c) ----------------------------------- */
 
@@ -171,59 +170,12 @@ void hotlap_head(const hotlap_head_t *h, float *losses, float *grad_x, float *gr
 void hotlap_head_rows(float *logits, const int64_t *targets, int T, int V, float softcap,
                       float *losses, float *scales, int num_threads);
 
-/* ---- One pass over activations (passes.c) ---------------------------------------------------- */
-
-/* RMS norm per head, then its rotation. x and out (T, H, D), inverse_rms (T, H); cos and sin
-   (T, D / 2), both NULL for no rotation. */
-void hotlap_norm_forward(const float *x, const float *cos, const float *sin, int T, int H, int D,
-                         float epsilon, float *out, float *inverse_rms, int num_threads);
-void hotlap_norm_backward(const float *grad_out, const float *out, const float *inverse_rms,
-                          const float *cos, const float *sin, int T, int H, int D, float *grad_x,
-                          int num_threads);
-
-/* out = sum over i of weights[i] * streams[i]; num_streams, 2 or 3, of `count` numbers each. */
-void hotlap_mix_forward(const float *weights, const float *const *streams, int num_streams,
-                        int64_t count, float *out, int num_threads);
-
-/* Streams of (rows, cols). grad_weights (rows, num_streams): per row, to be summed over rows. */
-void hotlap_mix_backward(const float *grad_out, const float *weights, const float *const *streams,
-                         int num_streams, int rows, int cols, float *const *grad_streams,
-                         float *grad_weights, int num_threads);
-
-/* ---- Optimizer steps, in place (steps.c) ----------------------------------------------------- */
+/* ---- RowRms, in place (row_rms.c) ------------------------------------------------------------ */
 
 /* RMSprop on the rows of `table` that have a gradient; the other rows, and their `squares`, stay as
    they are. All (rows, cols). inverse_correction: 1 / (1 - beta2^step). */
 void hotlap_step_rows(float *table, const float *grad, float *squares, int rows, int cols, float lr,
                       float beta2, float inverse_correction, float epsilon, int num_threads);
-
-/* One tensor of AdamW. mean and square: running moments of the gradient. */
-typedef struct {
-    float *weight;
-    const float *gradient;
-    float *mean, *square;
-    float rate;                    /* lr / (1 - beta1^step) */
-    float inverse_root_correction; /* (1 - beta2^step)^-0.5 */
-    float keep;                    /* 1 - lr * weight_decay */
-    float beta1, beta2, eps;
-    int64_t entries;
-} hotlap_adam_step_t;
-
-void hotlap_step_adam(const hotlap_adam_step_t *steps, int count, int num_threads);
-
-/* For each of `count` matrices: momentum = keep * momentum + take * gradient, then
-   update = of_gradient * gradient + of_momentum * momentum. momenta and updates (count, entries).
- */
-void hotlap_step_momenta(const float *const *gradients, float *momenta, float *updates, int count,
-                         int64_t entries, float keep, float take, float of_gradient,
-                         float of_momentum, int num_threads);
-
-/* For each of `count` matrices: weight -= decay * weight + rate * update. With `cautious`, only
-   entries that the update moves toward zero decay. updates (count, entries), rates and decays
-   (count,). */
-void hotlap_step_matrices(float *const *weights, const float *updates, const float *rates,
-                          const float *decays, int count, int64_t entries, int cautious,
-                          int num_threads);
 
 /* ---- Newton-Schulz orthogonalization (newton_schulz.c) --------------------------------------- */
 

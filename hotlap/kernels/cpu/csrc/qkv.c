@@ -1,42 +1,42 @@
 /* From the residual stream to attention's q, k and v: the streams are mixed and normed, three
    matmuls, queries and keys are normed and rotated, values mixed with value embeddings. The same in
-   PyTorch: hotlap/model/inputs.py. */
+   PyTorch: hotlap/model/block.py and attention.py. */
 
 #include "blas.h"
 #include "norms.h"
 
 /* A thread's workspace: of a chunk, its norms, their gradients, and the features of q, k and v. */
-static int64_t floats_per_thread(const hotlap_inputs_t *in) {
+static int64_t floats_per_thread(const hotlap_qkv_t *in) {
     int64_t chunk = in->chunk_tokens, C = in->C, HD = in->H * in->D, GD = in->G * in->D;
     return round_to_cache_line(2 * part_floats(chunk * C) + part_floats(chunk * HD) +
                                2 * part_floats(chunk * GD));
 }
 
-int64_t hotlap_inputs_forward_floats(const hotlap_inputs_t *in, int num_threads) {
+int64_t hotlap_qkv_forward_floats(const hotlap_qkv_t *in, int num_threads) {
     return packed_floats(in->H * in->D, in->C, in->chunk_tokens) +
            2 * packed_floats(in->G * in->D, in->C, in->chunk_tokens) +
            num_threads * floats_per_thread(in);
 }
 
-int64_t hotlap_inputs_backward_floats(const hotlap_inputs_t *in, int num_threads) {
+int64_t hotlap_qkv_backward_floats(const hotlap_qkv_t *in, int num_threads) {
     return num_threads * floats_per_thread(in);
 }
 
 /* out (C,) = the weighted sum of the streams at one token. */
-static inline void mix_row(const hotlap_inputs_t *in, int64_t token, float *out) {
+static inline void mix_row(const hotlap_qkv_t *in, int64_t token, float *out) {
     int C = in->C;
     const float *x = in->x + token * C, *x0 = in->x0 + token * C;
     const float *skip = in->skip ? in->skip + token * C : NULL;
-    float weight_x = in->stream_mix[0], weight_x0 = in->stream_mix[1];
-    float weight_skip = skip ? in->stream_mix[2] : 0;
+    float weight_x = in->residual_mix[0], weight_x0 = in->residual_mix[1];
+    float weight_skip = skip ? in->residual_mix[2] : 0;
 #pragma omp simd
     for (int c = 0; c < C; c++)
         out[c] = weight_x * x[c] + weight_x0 * x0[c] + (skip ? weight_skip * skip[c] : 0);
 }
 
 /* out->mixed and out->inverse_rms of `tokens` tokens from `start` on, and normed (tokens, C). */
-static void mix_and_norm(const hotlap_inputs_t *in, int start, int tokens,
-                         const hotlap_inputs_outputs_t *out, float *normed) {
+static void mix_and_norm(const hotlap_qkv_t *in, int start, int tokens,
+                         const hotlap_qkv_outputs_t *out, float *normed) {
     for (int i = 0; i < tokens; i++) {
         float *mixed = out->mixed + (int64_t)(start + i) * in->C;
         mix_row(in, start + i, mixed);
@@ -47,8 +47,8 @@ static void mix_and_norm(const hotlap_inputs_t *in, int start, int tokens,
 
 /* normed (tokens, C) recomputed. The mixed stream is not kept for the backward, which has to read
    the streams anyway. */
-static void recompute_norm(const hotlap_inputs_t *in, int start, int tokens,
-                           const float *inverse_rms, float *normed) {
+static void recompute_norm(const hotlap_qkv_t *in, int start, int tokens, const float *inverse_rms,
+                           float *normed) {
     for (int i = 0; i < tokens; i++, normed += in->C) {
         mix_row(in, start + i, normed);
         for (int c = 0; c < in->C; c++) normed[c] *= inverse_rms[start + i];
@@ -56,7 +56,7 @@ static void recompute_norm(const hotlap_inputs_t *in, int start, int tokens,
 }
 
 /* Norm and rotation of features (tokens, heads, D) to out (heads, T, D). */
-static void norm_and_rotate(const hotlap_inputs_t *in, int start, int tokens, int heads,
+static void norm_and_rotate(const hotlap_qkv_t *in, int start, int tokens, int heads,
                             const float *features, float *out, float *inverse_rms) {
     int D = in->D;
     for (int i = 0; i < tokens; i++) {
@@ -70,27 +70,29 @@ static void norm_and_rotate(const hotlap_inputs_t *in, int start, int tokens, in
     }
 }
 
-/* out (G, T, D) = value_mix[0] * features (tokens, G, D) + value_mix[1] * mixed_in (T, G, D). */
-static void mix_values(const hotlap_inputs_t *in, int start, int tokens, const float *features,
+/* out (G, T, D) = value_mix[0] * features (tokens, G, D) + value_mix[1] * value_embedding (T, G,
+ * D). */
+static void mix_values(const hotlap_qkv_t *in, int start, int tokens, const float *features,
                        float *out) {
     int D = in->D, G = in->G;
-    float weight_v = in->value_mix[0], weight_mixed_in = in->value_mix[1];
+    float weight_v = in->value_mix[0], weight_value_embedding = in->value_mix[1];
     for (int i = 0; i < tokens; i++)
         for (int head = 0; head < G; head++) {
             const float *row = features + ((int64_t)i * G + head) * D;
             float *to = out + ((int64_t)head * in->T + start + i) * D;
-            if (in->mixed_in) {
-                const float *other = in->mixed_in + ((int64_t)(start + i) * G + head) * D;
+            if (in->value_embedding) {
+                const float *other = in->value_embedding + ((int64_t)(start + i) * G + head) * D;
 #pragma omp simd
-                for (int d = 0; d < D; d++) to[d] = weight_v * row[d] + weight_mixed_in * other[d];
+                for (int d = 0; d < D; d++)
+                    to[d] = weight_v * row[d] + weight_value_embedding * other[d];
             } else {
                 for (int d = 0; d < D; d++) to[d] = weight_v * row[d];
             }
         }
 }
 
-void hotlap_inputs_forward(const hotlap_inputs_t *in, const hotlap_inputs_outputs_t *out,
-                           float *workspace, int num_threads) {
+void hotlap_qkv_forward(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out, float *workspace,
+                        int num_threads) {
     int64_t C = in->C, HD = in->H * in->D, GD = in->G * in->D, chunk = in->chunk_tokens;
     int64_t max_features = HD > GD ? HD : GD;
     const weight_t weights[] = {place_weight(&workspace, in->q, HD, C, 1, chunk),
@@ -117,7 +119,7 @@ void hotlap_inputs_forward(const hotlap_inputs_t *in, const hotlap_inputs_output
 }
 
 /* grad_features (tokens, heads, D) from grad_out and out (heads, T, D). */
-static void norm_and_rotate_backward(const hotlap_inputs_t *in, int start, int tokens, int heads,
+static void norm_and_rotate_backward(const hotlap_qkv_t *in, int start, int tokens, int heads,
                                      const float *grad_out, const float *out,
                                      const float *inverse_rms, float *grad_features) {
     int D = in->D;
@@ -133,22 +135,22 @@ static void norm_and_rotate_backward(const hotlap_inputs_t *in, int start, int t
 }
 
 /* grad_values (tokens, G, D): g->v (G, T, D) transposed, without the factor value_mix[0]; and the
-   gradients with respect to mixed_in and, per token, value_mix[1]. */
-static void mix_values_backward(const hotlap_inputs_t *in, const hotlap_inputs_gradients_t *g,
-                                int start, int tokens, float *grad_values) {
+   gradients with respect to value_embedding and, per token, value_mix[1]. */
+static void mix_values_backward(const hotlap_qkv_t *in, const hotlap_qkv_gradients_t *g, int start,
+                                int tokens, float *grad_values) {
     int D = in->D, G = in->G;
-    float weight_mixed_in = in->value_mix[1];
+    float weight_value_embedding = in->value_mix[1];
     for (int i = 0; i < tokens; i++) {
         float grad_weight = 0;
         for (int head = 0; head < G; head++) {
             const float *from = g->v + ((int64_t)head * in->T + start + i) * D;
             memcpy(grad_values + ((int64_t)i * G + head) * D, from, sizeof(float) * D);
-            if (!in->mixed_in) continue;
+            if (!in->value_embedding) continue;
             int64_t at = ((int64_t)(start + i) * G + head) * D;
 #pragma omp simd reduction(+ : grad_weight)
             for (int d = 0; d < D; d++) {
-                grad_weight += from[d] * in->mixed_in[at + d];
-                g->mixed_in[at + d] = weight_mixed_in * from[d];
+                grad_weight += from[d] * in->value_embedding[at + d];
+                g->value_embedding[at + d] = weight_value_embedding * from[d];
             }
         }
         g->value_mix[start + i] = grad_weight;
@@ -157,30 +159,28 @@ static void mix_values_backward(const hotlap_inputs_t *in, const hotlap_inputs_g
 
 /* Gradients with respect to the streams and their weights, from grad_normed (tokens, C), which is
    overwritten, and g->mixed. */
-static void mix_and_norm_backward(const hotlap_inputs_t *in, const hotlap_inputs_gradients_t *g,
-                                  const hotlap_inputs_outputs_t *out, int start, int tokens,
+static void mix_and_norm_backward(const hotlap_qkv_t *in, const hotlap_qkv_gradients_t *g,
+                                  const hotlap_qkv_outputs_t *out, int start, int tokens,
                                   float *grad_normed, const float *normed) {
     int C = in->C, num_streams = in->skip ? 3 : 2;
     for (int i = 0; i < tokens; i++) {
         int64_t at = (int64_t)(start + i) * C;
         float *grad = grad_normed + (int64_t)i * C;
-        float *grad_mix = g->stream_mix + (int64_t)(start + i) * num_streams;
+        float *grad_mix = g->residual_mix + (int64_t)(start + i) * num_streams;
         rms_norm_row_backward(grad, normed + (int64_t)i * C, out->inverse_rms[start + i], NULL,
                               NULL, C, grad);
         for (int c = 0; c < C; c++) grad[c] += g->mixed[at + c];
-        grad_mix[0] = scale_row_backward(grad, in->x + at, in->stream_mix[0], C, g->x + at);
-        grad_mix[1] = scale_row_backward(grad, in->x0 + at, in->stream_mix[1], C, g->x0 + at);
-        if (g->later_x0)
-            for (int c = 0; c < C; c++) g->x0[at + c] += g->later_x0[at + c];
+        grad_mix[0] = scale_row_backward(grad, in->x + at, in->residual_mix[0], C, g->x + at);
+        grad_mix[1] = scale_row_backward(grad, in->x0 + at, in->residual_mix[1], C, g->x0 + at);
         if (in->skip)
             grad_mix[2] =
-                scale_row_backward(grad, in->skip + at, in->stream_mix[2], C, g->skip + at);
+                scale_row_backward(grad, in->skip + at, in->residual_mix[2], C, g->skip + at);
     }
 }
 
 /* The tokens of one thread. `weights` ((H + 2 G) D, C): its share of the weights' gradients. */
-static void backward_tokens(const hotlap_inputs_t *in, const hotlap_inputs_outputs_t *out,
-                            const hotlap_inputs_gradients_t *g, range_t range, float *weights,
+static void backward_tokens(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out,
+                            const hotlap_qkv_gradients_t *g, range_t range, float *weights,
                             float *workspace) {
     int64_t C = in->C, HD = in->H * in->D, GD = in->G * in->D, chunk = in->chunk_tokens;
     float *normed = part(&workspace, chunk * C), *grad_normed = part(&workspace, chunk * C);
@@ -206,8 +206,8 @@ static void backward_tokens(const hotlap_inputs_t *in, const hotlap_inputs_outpu
     }
 }
 
-void hotlap_inputs_backward(const hotlap_inputs_t *in, const hotlap_inputs_outputs_t *out,
-                            const hotlap_inputs_gradients_t *g, float *workspace, int num_threads) {
+void hotlap_qkv_backward(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out,
+                         const hotlap_qkv_gradients_t *g, float *workspace, int num_threads) {
     int64_t share = (int64_t)(in->H + 2 * in->G) * in->D * in->C;
 #pragma omp parallel num_threads(num_threads)
     {
