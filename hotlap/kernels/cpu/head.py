@@ -36,8 +36,8 @@ def loss_and_gradients(
     targets = _checked_targets(targets_T, num_tokens, vocabulary)
     chunk_tokens = max(1, min(CHUNK_LOGITS // vocabulary, -(-num_tokens // threads)))
     losses = x.new_empty(num_tokens)
-    grad_x = x.new_empty(x.shape if needs_grad else 0)
-    grad_weight = x.new_empty(weight.shape if needs_grad else 0)
+    grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
+    grad_weight = torch.empty_like(weight) if needs_grad else x.new_empty(0)
     shares = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
     sizes = {"T": num_tokens, "C": width, "V": vocabulary, "chunk_tokens": chunk_tokens}
     tensors = {"x": x, "weight": weight, "targets": targets}

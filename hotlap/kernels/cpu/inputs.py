@@ -110,7 +110,7 @@ def forward(given: Given) -> Made:
     given, inputs = _checked(given)
     queries, keys = (inputs.H, inputs.T, inputs.D), (inputs.G, inputs.T, inputs.D)
     shapes = (given.x.shape, (inputs.T,), queries, keys, keys, queries[:2], keys[:2])
-    made = Made(*(given.x.new_empty(shape) for shape in shapes))
+    made = Made(*(given.x.new_empty(*shape) for shape in shapes))
     workspace = given.x.new_empty(kernels.hotlap_inputs_forward_floats(inputs, threads))
     outputs = structure("hotlap_inputs_outputs_t *", made._asdict())
     kernels.hotlap_inputs_forward(inputs, outputs, pointer(workspace), threads)
@@ -141,12 +141,12 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     new_empty = given.x.new_empty
     rows = [len(weight) for weight in (given.q, given.k, given.v)]
     grads = {
-        "x": new_empty(T, C),
-        "x0": new_empty(T, C),
-        "skip": new_empty(given.skip.shape),
+        "x": torch.empty_like(given.x),
+        "x0": torch.empty_like(given.x0),
+        "skip": torch.empty_like(given.skip),
         "stream_mix": new_empty(T, len(given.stream_mix)),
         "weights": new_empty(threads, sum(rows), C),
-        "mixed_in": new_empty(given.mixed_in.shape),
+        "mixed_in": torch.empty_like(given.mixed_in),
         "value_mix": new_empty(T),
     }
     gradients = structure("hotlap_inputs_gradients_t *", incoming._asdict() | grads)

@@ -77,8 +77,8 @@ def forward(given: Given) -> Made:
     given, mlp = _checked(given)
     new_empty = given.x.new_empty
     made = Made(
-        y=new_empty(given.x.shape),
-        sum=new_empty(given.x.shape if given.attended.numel() else 0),
+        y=torch.empty_like(given.x),
+        sum=torch.empty_like(given.x) if given.attended.numel() else new_empty(0),
         inverse_rms=new_empty(mlp.T),
         hidden=new_empty(mlp.T, mlp.F),
     )
@@ -95,7 +95,7 @@ def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Te
     grad_y = operand("grad", grad_TC, (mlp.T, mlp.C))
     inverse_rms = operand("inverse_rms", inverse_rms_T, (mlp.T,))
     hidden = operand("hidden", hidden_TF, (mlp.T, mlp.F))
-    grads = Given(*(x.new_empty(x.shape) for x in given))
+    grads = Given(*map(torch.empty_like, given))
     num_weights = given.expand.numel() + given.out.numel() + given.project.numel()
     shares = grad_y.new_empty(threads - 1, num_weights)
     gradients = structure("hotlap_mlp_gradients_t *", {"y": grad_y, **grads._asdict(), "shares": shares})

@@ -15,29 +15,26 @@ from torch import Tensor
 
 from hotlap.kernels.cpu.library import ffi
 
-_POINTERS = {
-    torch.float32: ffi.typeof("float *"),
-    torch.int32: ffi.typeof("int32_t *"),
-    torch.int64: ffi.typeof("int64_t *"),
-}
+_FLOAT = ffi.typeof("float *")
+_INTEGERS = {torch.int32: ffi.typeof("int32_t *"), torch.int64: ffi.typeof("int64_t *")}
 
 
 def check(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
     """Raise unless x is a CPU tensor of that dtype and shape, in which no size is 0."""
-    if x.shape == shape and x.dtype is dtype and x.is_cpu and 0 not in shape:
-        return
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected {dtype}, found {x.dtype}")
     if not x.is_cpu:
         raise ValueError(f"{name}: expected a tensor on the CPU, found one on {x.device}")
     if x.shape != shape:
         raise ValueError(f"{name}: expected shape {tuple(shape)}, found {tuple(x.shape)}")
-    raise ValueError(f"{name}: expected every size to be at least 1, found shape {tuple(shape)}")
+    if 0 in shape:
+        raise ValueError(f"{name}: expected every size to be at least 1, found shape {tuple(shape)}")
 
 
 def operand(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """x, checked and contiguous: a copy if it was not."""
-    check(name, x, shape, dtype)
+    if x.shape != shape or x.dtype is not dtype or not x.is_cpu or 0 in shape:
+        check(name, x, shape, dtype)
     return x.contiguous()
 
 
@@ -66,16 +63,16 @@ def pointer(x: Tensor) -> Any:
 
     Does not keep the tensor alive: the caller holds it in a variable until C returns.
     """
-    if not (x.is_cpu and x.is_contiguous()):
-        raise ValueError(f"expected a contiguous CPU tensor, found strides {x.stride()} on {x.device}")
-    kind = _POINTERS.get(x.dtype)
+    kind = _FLOAT if x.dtype is torch.float32 else _INTEGERS.get(x.dtype)
     if kind is None:
         raise TypeError(f"expected a tensor of float32, int32 or int64, found {x.dtype}")
+    if not (x.is_contiguous() and x.is_cpu):
+        raise ValueError(f"expected a contiguous CPU tensor, found strides {x.stride()} on {x.device}")
     return cast(kind, x.data_ptr())
 
 
-def structure(kind: str, tensors: Mapping[str, Tensor], **numbers: float) -> Any:
+def structure(kind: str, tensors: Mapping[str, Tensor], **others: Any) -> Any:
     """A pointer to a new struct of kernels.h, from its fields by name. It keeps no tensor alive either."""
     fields: dict[str, Any] = {name: pointer(x) for name, x in tensors.items()}
-    fields.update(numbers)
+    fields.update(others)
     return ffi.new(kind, fields)

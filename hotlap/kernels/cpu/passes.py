@@ -26,7 +26,7 @@ def norm(x_THD: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) ->
     if x_THD.numel() == 0:
         return torch.empty_like(x_THD), x_THD.new_empty(*x_THD.shape[:-1], 1)
     x, angles = operand("x", x_THD, x_THD.shape), _angles(x_THD, cos, sin)
-    out, inverse_rms = x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
+    out, inverse_rms = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
     needed_library().hotlap_norm_forward(
         *(pointer(x), *_pointers(angles), *sizes, EPSILON),
         *(pointer(out), pointer(inverse_rms), torch.get_num_threads()),
@@ -43,7 +43,7 @@ def norm_backward(
         return torch.empty_like(out)
     grad, out = operand("grad", grad, out.shape), operand("out", out, out.shape)
     inverse_rms = operand("inverse_rms", inverse_rms, (*out.shape[:-1], 1))
-    angles, grad_x = _angles(out, cos, sin), out.new_empty(out.shape)
+    angles, grad_x = _angles(out, cos, sin), torch.empty_like(out)
     needed_library().hotlap_norm_backward(
         *(pointer(grad), pointer(out), pointer(inverse_rms), *_pointers(angles), *sizes),
         *(pointer(grad_x), torch.get_num_threads()),
@@ -57,7 +57,7 @@ def mix(weights: Tensor, *streams: Tensor) -> Tensor:
     if 0 in shape:
         return streams[0].new_empty(shape)
     weights, *streams_together = _mixed_operands(weights, streams)
-    out = weights.new_empty(shape)
+    out = torch.empty_like(streams_together[0])
     needed_library().hotlap_mix_forward(
         *(pointer(weights), [pointer(x) for x in streams_together], count),
         *(out.numel(), pointer(out), torch.get_num_threads()),
@@ -72,7 +72,7 @@ def mix_backward(grad: Tensor, weights: Tensor, *streams: Tensor) -> tuple[Tenso
         return torch.zeros_like(weights), *map(torch.empty_like, streams)
     grad = operand("grad", grad, shape)
     weights, *streams_together = _mixed_operands(weights, streams)
-    gradients = [x.new_empty(shape) for x in streams_together]
+    gradients = [torch.empty_like(x) for x in streams_together]
     by_row = grad.new_empty(len(grad), count)
     needed_library().hotlap_mix_backward(
         *(pointer(grad), pointer(weights), [pointer(x) for x in streams_together], count),
@@ -92,7 +92,7 @@ def _mixed_shape(streams: tuple[Tensor, ...]) -> torch.Size:
 
 def _mixed_operands(weights: Tensor, streams: tuple[Tensor, ...]) -> list[Tensor]:
     shape = streams[0].shape
-    together = [operand(f"streams[{i}]", x, shape) for i, x in enumerate(streams)]
+    together = [operand("streams", x, shape) for x in streams]
     return [operand("weights", weights, (len(streams),)), *together]
 
 

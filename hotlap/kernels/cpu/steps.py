@@ -76,7 +76,7 @@ def step_momenta(
     """
     count, shape = len(gradients), momenta.shape[1:]
     in_place("momenta", momenta, (count, *shape))
-    gradients = [operand(f"gradients[{i}]", x, shape) for i, x in enumerate(gradients)]
+    gradients = [operand("gradients", x, shape) for x in gradients]
     updates = torch.empty_like(momenta)
     needed_library().hotlap_step_momenta(
         *([pointer(x) for x in gradients], pointer(momenta), pointer(updates)),
@@ -95,8 +95,8 @@ def step_matrices(
     """`plain_step_matrix` of hotlap/optim/matrix_steps.py for each weight. updates (count, …)."""
     count, shape = len(weights), updates.shape[1:]
     updates = operand("updates", updates, (count, *shape))
-    for i, weight in enumerate(weights):
-        in_place(f"weights[{i}]", weight, shape)
+    for weight in weights:
+        in_place("weights", weight, shape)
     if not len(rates) == len(decays) == count:
         raise ValueError(f"rates, decays: expected {count} of each, found {len(rates)} and {len(decays)}")
     needed_library().hotlap_step_matrices(
