@@ -51,8 +51,8 @@ def loss_and_gradients(
 def rows(logits_TV: Tensor, targets_T: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
     """Losses (T,) of logits that come multiplied by LOGIT_SCALE / softcap.
 
-    In place, each row of logits becomes the gradient of its loss up to a factor; the factors (T,) are
-    returned too.
+    In place, each row of logits becomes the gradient of its loss up to a factor; these factors (T,)
+    are returned too.
     """
     num_tokens, vocabulary = dims("logits", logits_TV, 2)
     logits = in_place("logits", logits_TV, (num_tokens, vocabulary))

@@ -154,8 +154,8 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     workspace = new_empty(kernels.hotlap_inputs_backward_floats(inputs, threads))
     kernels.hotlap_inputs_backward(inputs, outputs, gradients, pointer(workspace), threads)
     q, k, v = grads["weights"][0].split(rows)
-    # C leaves the gradient of v's weight for value_mix[0] = 1. Its dot product with the weight is the sum
-    # over all tokens of gradient · value, which is the gradient with respect to value_mix[0].
+    # C leaves the gradient of v's weight for value_mix[0] = 1. Its dot product with the weight is
+    # the gradient with respect to value_mix[0]: the sum over all tokens of gradient · value.
     value_mix = torch.stack(((v * given.v).sum(), grads["value_mix"].sum()))
     none = new_empty(0)
     return Given(

@@ -15,8 +15,9 @@ from hotlap.kernels.cpu.operands import dims, operand, optional, pointer, struct
 from hotlap.kernels.cpu.passes import EPSILON
 from hotlap.kernels.cpu.shares import chunk_tokens, pays_to_share
 
-# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay off for a
-# long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
+# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay
+# off for a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not
+# tried.
 MOST_WEIGHTS = 3 * 2**20
 # Of a thread's chunk, so that they stay in its core's cache from one pass to the next.
 CHUNK_FEATURES = 2**17
@@ -25,7 +26,7 @@ LEAST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
-    """The operands: fields of `hotlap_mlp_t`. Without attention, `attended` and `project` are empty."""
+    """The operands: fields of `hotlap_mlp_t`. `attended` and `project` are empty without attention."""
 
     x: Tensor  # (T, C), the residual stream
     attended: Tensor  # (T, A), attention's output
@@ -62,8 +63,8 @@ def _checked(given: Given) -> tuple[Given, Any]:
         expand=operand("expand", given.expand, (num_features, width)),
         out=operand("out", given.out, (width, num_features)),
     )
-    # Reading a wide weight pays off for a long chunk. Powers of 2: at a width of 768, chunks of 683 tokens
-    # take 1.04 times as long as those of 1,024.
+    # Reading a wide weight pays off for a long chunk. Powers of 2: at a width of 768, chunks of 683
+    # tokens take 1.04 times as long as those of 1,024.
     of_width = 2 ** (width - 1).bit_length()
     most = max(LEAST_CHUNK_TOKENS, of_width, CHUNK_FEATURES // num_features)
     sizes = {"T": num_tokens, "C": width, "A": attended, "F": num_features}
@@ -72,7 +73,7 @@ def _checked(given: Given) -> tuple[Given, Any]:
 
 
 def forward(given: Given) -> Made:
-    """y = s + relu(norm(s) · expandᵀ)² · outᵀ for s = x + attended · projectᵀ, and the rest of `Made`."""
+    """y = s + relu(norm(s) · expandᵀ)² · outᵀ with s = x + attended · projectᵀ."""
     kernels, threads = needed_library(), torch.get_num_threads()
     given, mlp = _checked(given)
     new_empty = given.x.new_empty
@@ -89,7 +90,7 @@ def forward(given: Given) -> Made:
 
 
 def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Tensor) -> Given:
-    """The gradients with respect to what was given. With attention, given.x is the forward's `sum`."""
+    """The gradients of what was given. With attention, given.x is the forward's `sum`."""
     kernels, threads = needed_library(), torch.get_num_threads()
     given, mlp = _checked(given)
     grad_y = operand("grad", grad_TC, (mlp.T, mlp.C))

@@ -28,7 +28,7 @@ def orthogonalize(
     segment: int,
     smallest_norm: float,
 ) -> Tensor:
-    """As hotlap/optim/newton_schulz.py, of a stack (count, rows, cols), in segments of several steps each."""
+    """As hotlap/optim/newton_schulz.py, for matrices (count, rows, cols), in segments of steps."""
     kernels, threads = needed_library(), torch.get_num_threads()
     count, rows, cols = dims("matrices", matrices, 3)
     x = operand("matrices", matrices, (count, rows, cols))

@@ -1,7 +1,7 @@
 """Tensors on their way to C: every operand is checked here, and becomes a pointer of its own type.
 
-C reads and writes by the sizes that it is told, so a tensor of another shape, dtype, layout or device would
-be a read or a write of memory that is not its own. All checks raise, also under `python -O`.
+C reads and writes by the sizes that it is told: with a tensor of another shape, dtype, layout or
+device it would leave the tensor's memory. All checks raise, also under `python -O`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def pointer(x: Tensor) -> Any:
 
 
 def structure(kind: str, tensors: Mapping[str, Tensor], **others: Any) -> Any:
-    """A pointer to a new struct of kernels.h, from its fields by name. It keeps no tensor alive either."""
+    """A pointer to a new struct of kernels.h, by field names. It keeps no tensor alive either."""
     fields: dict[str, Any] = {name: pointer(x) for name, x in tensors.items()}
     fields.update(others)
     return ffi.new(kind, fields)

@@ -1,4 +1,4 @@
-"""How the threads of a kernel divide its tokens, and with them the sums that are gradients of weights."""
+"""How the threads of a kernel divide its tokens, and with them the gradients of weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def num_threads() -> int:
 def chunk_tokens(num_tokens: int, most: int) -> int:
     """Tokens per chunk, at most `most`.
 
-    Every thread's tokens divide into chunks of equal size, of which only the last may be a little shorter: a
-    chunk of a few tokens would cost a pass over all weights.
+    A thread's tokens are divided into chunks of equal size, of which only the last may be a little
+    shorter: a chunk of a few tokens would cost a pass over all weights.
     """
     share = -(-num_tokens // num_threads())
     chunks = max(1, -(-share // most))
@@ -26,11 +26,11 @@ def chunk_tokens(num_tokens: int, most: int) -> int:
 
 
 def least_tokens_a_share(rows: int, cols: int) -> int:
-    """Tokens per thread from which on adding up the threads' gradients costs much less than the matmuls."""
+    """Tokens per thread for which adding up the threads' gradients costs much less than matmuls."""
     return max(LEAST_TOKENS_A_THREAD, min(rows, cols))
 
 
 def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
-    """Whether every thread has enough tokens for gradients of its own; one thread has nothing to add up."""
+    """Whether every thread has enough tokens for gradients of its own; one has nothing to add up."""
     threads = num_threads()
     return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)

@@ -1,4 +1,4 @@
-"""The kernels that apply an optimizer's step, called with tensors; what they update is updated in place."""
+"""The kernels that apply an optimizer's step in place, called with tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step_rows(
 
 
 class AdamStep(NamedTuple):
-    """One tensor's step of AdamW: fields of `hotlap_adam_step_t`. mean and square: the running moments."""
+    """One tensor's step of AdamW: fields of `hotlap_adam_step_t`. mean, square: running moments."""
 
     weight: Tensor
     gradient: Tensor
