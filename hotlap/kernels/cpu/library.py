@@ -104,7 +104,7 @@ def _load() -> tuple[Any | None, str | None]:
 
 
 def _torch_blas() -> list[Any]:
-    """Arguments of `hotlap_set_blas`, from torch's BLAS: a process then has one BLAS, one thread pool.
+    """Arguments of `hotlap_set_blas`, from torch's BLAS: one BLAS and one thread pool per process.
 
     Looked up in torch's library and what it is linked to, whatever else the process has loaded.
     """

@@ -26,7 +26,7 @@ LEAST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
-    """The operands: fields of `hotlap_mlp_t`. `attended` and `project` are empty without attention."""
+    """Fields of `hotlap_mlp_t`. Without attention, `attended` and `project` are empty."""
 
     x: Tensor  # (T, C), the residual stream
     attended: Tensor  # (T, A), attention's output

@@ -1,6 +1,6 @@
 """Kernels of one pass over activations, called with tensors: norm with rotation, a weighted sum.
 
-Their callers pass tensors of any shape. Without elements there is nothing to compute: C is not called.
+Their callers pass tensors of any shape; if a tensor has no elements, C is not called.
 Shapes: T tokens, H heads, D features per head.
 """
 

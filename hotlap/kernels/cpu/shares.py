@@ -31,6 +31,6 @@ def least_tokens_a_share(rows: int, cols: int) -> int:
 
 
 def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
-    """Whether every thread has enough tokens for gradients of its own; one has nothing to add up."""
+    """Whether every thread has enough tokens to sum gradients of its own; true for one thread."""
     threads = num_threads()
     return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)
