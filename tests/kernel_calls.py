@@ -1,7 +1,7 @@
 """Every kernel in C, called with odd sizes on 1, 2 and 3 threads.
 
-`python -m tests.kernel_calls results.pt [blas.so]` saves what they return, for a test to compare with another
-process; with a library, the kernels get their BLAS from it and not from torch.
+`python -m tests.kernel_calls results.pt [blas.so]` saves what they return, for a test to compare
+with another process; with a library, the kernels get their BLAS from it and not from torch.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def results() -> dict[str, list[Tensor]]:
 
 
 def take_blas_from(path: str) -> object:
-    """The functions that library.py looks for in torch. Returned: what keeps their library loaded."""
+    """Functions by the names that library.py looks for in torch. Returns what keeps them loaded."""
     blas = library.cffi.FFI()
     blas.cdef("".join(f"void {name}(void);" for name in library.BLAS_FUNCTIONS))
     functions = blas.dlopen(path)

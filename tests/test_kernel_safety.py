@@ -1,4 +1,4 @@
-"""What is refused before C is entered, and functions of other libraries that the kernels must not call."""
+"""What is refused before C is entered, and functions that the kernels must not call."""
 
 import re
 import subprocess
@@ -272,7 +272,7 @@ torch.save(kernel_calls.results(), sys.argv[1])
 @pytest.mark.skipif(sys.platform != "linux", reason="loads a library for all others to see, as on Linux")
 @pytest.mark.parametrize("when", ["before torch", "after torch"])
 def test_functions_of_the_same_names_in_another_library_are_not_called(when, tmp_path) -> None:
-    """As with an MKL that was loaded RTLD_GLOBAL, which exports `sgemm` and all that library.py looks up."""
+    """As with an MKL loaded RTLD_GLOBAL, which exports `sgemm` and all that library.py looks up."""
     internal = {"sgemm", "hotlap_blas", "matmul", "part", "pack", "small_matmul", "head_row", "add_shares"}
     names = {*declared_functions(), *library.BLAS_FUNCTIONS, *internal}
     source, other = tmp_path / "other.c", tmp_path / "other.so"

@@ -1,7 +1,7 @@
 """The kernels in C under AddressSanitizer and UBSan, called from Python with odd sizes.
 
-Tensors, and with them workspaces, are allocated exactly to size; the sanitizer's build also puts poisoned
-floats between the parts of a workspace (`part` of common.h).
+Tensors, and with them workspaces, are allocated exactly to size; the sanitizer's build also puts
+poisoned floats between the parts of a workspace (`part` of common.h).
 """
 
 import os

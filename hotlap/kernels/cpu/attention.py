@@ -1,4 +1,7 @@
-"""Attention's kernels, called with tensors. Shapes: T tokens, H query, G key/value heads, D head dim."""
+"""Attention's kernels, called with tensors.
+
+Shapes: T tokens, H query heads, G key/value heads, D head dim.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _padded(x: Tensor, features: int) -> Tensor:
 
 
 def _head_by_head(x_THD: Tensor, features: int) -> Tensor:
-    """(H, T, features), contiguous: no copy if it is so in memory, as what `kernels.inputs` returns."""
+    """(H, T, features), contiguous: no copy of what `inputs.forward` returned."""
     return _padded(x_THD, features).float().transpose(0, 1).contiguous()
 
 
@@ -76,7 +79,7 @@ def backward(
     log_sums: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from that of `out`; float32, transposes of (heads, T, D) in memory."""
+    """Gradients of q, k and v from `grad`, that of `out`; float32, in memory (heads, T, D)."""
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
     num_tokens, heads, head_dim = q.shape

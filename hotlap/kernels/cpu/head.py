@@ -29,8 +29,8 @@ def loss_and_gradients(
     targets = _checked_targets(targets_T, num_tokens, vocabulary)
     chunk_tokens = max(1, min(CHUNK_LOGITS // vocabulary, -(-num_tokens // threads)))
     losses = x.new_empty(num_tokens)
-    grad_x = x.new_empty(x.shape if needs_grad else 0)
-    grad_weight = x.new_empty(weight.shape if needs_grad else 0)
+    grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
+    grad_weight = torch.empty_like(weight) if needs_grad else x.new_empty(0)
     shares = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
     sizes = {"T": num_tokens, "C": width, "V": vocabulary, "chunk_tokens": chunk_tokens}
     tensors = {"x": x, "weight": weight, "targets": targets}
@@ -44,8 +44,8 @@ def loss_and_gradients(
 def rows(logits_TV: Tensor, targets_T: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
     """Losses (T,) of logits that come multiplied by LOGIT_SCALE / softcap.
 
-    In place, each row of logits becomes the gradient of its loss up to a factor; the factors (T,) are
-    returned too.
+    In place, each row of logits becomes the gradient of its loss up to a factor; these factors (T,)
+    are returned too.
     """
     num_tokens, vocabulary = dims("logits", logits_TV, 2)
     logits = in_place("logits", logits_TV, (num_tokens, vocabulary))

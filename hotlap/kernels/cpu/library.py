@@ -35,7 +35,7 @@ FLAGS = (
     # Compilers do not use all of AVX-512 by default; the head gains a fifth by it.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )  # fmt: skip
-# What `hotlap_set_blas` takes, and its types. Every BLAS has the first; only Intel's MKL has the others.
+# What `hotlap_set_blas` takes, and its types. Every BLAS has the first, only MKL the others.
 BLAS_FUNCTIONS = {
     "sgemm_": "hotlap_sgemm_t",
     "cblas_sgemm_pack_get_size": "hotlap_sgemm_pack_get_size_t",
@@ -85,12 +85,13 @@ def _load() -> tuple[Any | None, str | None]:
 
 
 def _torch_blas() -> list[Any]:
-    """Arguments of `hotlap_set_blas`, from torch's own BLAS: one BLAS and one thread pool in the process.
+    """Arguments of `hotlap_set_blas`, from torch's BLAS: one BLAS and one thread pool per process.
 
-    Looked up in torch's library and what that is linked to, whatever else the process has loaded.
+    Looked up in torch's library and what it is linked to, whatever else the process has loaded.
     """
     of_blas = cffi.FFI()
-    of_blas.cdef("".join(f"void {name}(void);" for name in BLAS_FUNCTIONS))  # only their addresses are taken
+    # Declared without arguments: only their addresses are taken.
+    of_blas.cdef("".join(f"void {name}(void);" for name in BLAS_FUNCTIONS))
     directory = Path(torch.__file__).parent / "lib"
     for file in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         if (directory / file).exists():
@@ -156,7 +157,7 @@ def _fingerprint(compiler: list[str]) -> str:
     # These name every instruction set extension that the compiler will use.
     macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
     if "#define __clang__ " in macros:
-        # Its OpenMP runtime is not torch's: from its threads, torch's BLAS would start threads of its own.
+        # Its OpenMP runtime is not torch's: in its threads, torch's BLAS would start others.
         raise _UnavailableError("kernels need gcc, found clang")
     sources = (source.read_text() for source in SOURCES)
     parts = (*sources, *compiler, *FLAGS, version, macros, platform.machine())

@@ -14,8 +14,9 @@ from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import EPSILON, dims, operand, optional, pointer, structure
 from hotlap.kernels.cpu.shares import chunk_tokens
 
-# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay off for a
-# long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
+# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay
+# off for a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not
+# tried.
 MOST_WEIGHTS = 3 * 2**20
 # Of a thread's chunk, so that they stay in its core's cache from one pass to the next.
 CHUNK_FEATURES = 2**17
@@ -24,7 +25,7 @@ LEAST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
-    """The operands: fields of `hotlap_mlp_t`. Without attention, `attended` and `project` are empty."""
+    """Fields of `hotlap_mlp_t`. Without attention, `attended` and `project` are empty."""
 
     x: Tensor  # (T, C), the residual stream
     attended: Tensor  # (T, A), attention's output
@@ -55,8 +56,8 @@ def _checked(given: Given) -> tuple[Given, Any]:
         expand=operand("expand", given.expand, (num_features, width)),
         out=operand("out", given.out, (width, num_features)),
     )
-    # Reading a wide weight pays off for a long chunk. Powers of 2: at a width of 768, chunks of 683 tokens
-    # take 1.04 times as long as those of 1,024.
+    # Reading a wide weight pays off for a long chunk. Powers of 2: at a width of 768, chunks of 683
+    # tokens take 1.04 times as long as those of 1,024.
     of_width = 2 ** (width - 1).bit_length()
     most = max(LEAST_CHUNK_TOKENS, of_width, CHUNK_FEATURES // num_features)
     sizes = {"T": num_tokens, "C": width, "A": attended, "F": num_features}
@@ -65,13 +66,13 @@ def _checked(given: Given) -> tuple[Given, Any]:
 
 
 def forward(given: Given) -> Made:
-    """y = s + relu(norm(s) · expandᵀ)² · outᵀ for s = x + attended · projectᵀ, and the rest of `Made`."""
+    """y = s + relu(norm(s) · expandᵀ)² · outᵀ with s = x + attended · projectᵀ."""
     kernels, threads = needed_library(), torch.get_num_threads()
     given, mlp = _checked(given)
     new_empty = given.x.new_empty
     made = Made(
-        y=new_empty(given.x.shape),
-        sum=new_empty(given.x.shape if given.attended.numel() else 0),
+        y=torch.empty_like(given.x),
+        sum=torch.empty_like(given.x) if given.attended.numel() else new_empty(0),
         inverse_rms=new_empty(mlp.T),
         hidden=new_empty(mlp.T, mlp.F),
     )
@@ -82,13 +83,13 @@ def forward(given: Given) -> Made:
 
 
 def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Tensor) -> Given:
-    """The gradients with respect to what was given. With attention, given.x is the forward's `sum`."""
+    """The gradients of what was given. With attention, given.x is the forward's `sum`."""
     kernels, threads = needed_library(), torch.get_num_threads()
     given, mlp = _checked(given)
     grad_y = operand("grad", grad_TC, (mlp.T, mlp.C))
     inverse_rms = operand("inverse_rms", inverse_rms_T, (mlp.T,))
     hidden = operand("hidden", hidden_TF, (mlp.T, mlp.F))
-    grads = Given(*(x.new_empty(x.shape) for x in given))
+    grads = Given(*map(torch.empty_like, given))
     num_weights = given.expand.numel() + given.out.numel() + given.project.numel()
     shares = grad_y.new_empty(threads - 1, num_weights)
     gradients = structure("hotlap_mlp_gradients_t *", {"y": grad_y, **grads._asdict(), "shares": shares})

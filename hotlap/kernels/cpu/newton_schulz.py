@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.library import ffi, needed_library
 from hotlap.kernels.cpu.operands import dims, operand, pointer, structure
 
 # A thread works on a matrix, and on what is computed from it, in its core's cache.
@@ -21,7 +21,7 @@ def orthogonalize(
     segment: int,
     smallest_norm: float,
 ) -> Tensor:
-    """As hotlap/optim/newton_schulz.py, of a stack (count, rows, cols), in segments of several steps each."""
+    """As hotlap/optim/newton_schulz.py, for matrices (count, rows, cols), in segments of steps."""
     kernels, threads = needed_library(), torch.get_num_threads()
     count, rows, cols = dims("matrices", matrices, 3)
     x = operand("matrices", matrices, (count, rows, cols))
@@ -30,13 +30,13 @@ def orthogonalize(
     flat = [value for step in coefficients for value in step]
     if not coefficients or len(flat) != 3 * len(coefficients):
         raise ValueError(f"coefficients: expected some steps of 3 numbers, found {coefficients}")
-    steps = x.new_tensor(flat)
-    out = x.new_empty(x.shape)
+    floats, out = ffi.new("float[]", flat), torch.empty_like(x)
     sizes = {"count": count, "rows": rows, "cols": cols, "steps": len(coefficients)}
     sizes |= {"first_segment": first_segment, "segment": segment}
     ns = structure(
         "hotlap_newton_schulz_t *",
-        {"matrices": x, "coefficients": steps},
+        {"matrices": x},
+        coefficients=floats,
         **sizes,
         smallest_norm=smallest_norm,
     )

@@ -1,7 +1,7 @@
 """Tensors on their way to C: every operand is checked here, and becomes a pointer of its own type.
 
-C reads and writes by the sizes that it is told, so a tensor of another shape, dtype, layout or device would
-be a read or a write of memory that is not its own. All checks raise, also under `python -O`.
+C reads and writes by the sizes that it is told: with a tensor of another shape, dtype, layout or
+device it would leave the tensor's memory. All checks raise, also under `python -O`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ from hotlap.kernels.cpu.library import ffi
 
 EPSILON = torch.finfo(torch.float32).eps  # the default of rms_norm
 
-_POINTERS = {
-    torch.float32: ffi.typeof("float *"),
-    torch.int32: ffi.typeof("int32_t *"),
-    torch.int64: ffi.typeof("int64_t *"),
-}
+_FLOAT = ffi.typeof("float *")
+_INTEGERS = {torch.int32: ffi.typeof("int32_t *"), torch.int64: ffi.typeof("int64_t *")}
 
 
 def check(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
     """Raise unless x is a CPU tensor of that dtype and shape, in which no size is 0."""
-    if x.shape == shape and x.dtype is dtype and x.is_cpu and 0 not in shape:
-        return
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected {dtype}, found {x.dtype}")
     if not x.is_cpu:
         raise ValueError(f"{name}: expected a tensor on the CPU, found one on {x.device}")
     if x.shape != shape:
         raise ValueError(f"{name}: expected shape {tuple(shape)}, found {tuple(x.shape)}")
-    raise ValueError(f"{name}: expected every size to be at least 1, found shape {tuple(shape)}")
+    if 0 in shape:
+        raise ValueError(f"{name}: expected every size to be at least 1, found shape {tuple(shape)}")
 
 
 def operand(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,16 +64,16 @@ def pointer(x: Tensor) -> Any:
 
     Does not keep the tensor alive: the caller holds it in a variable until C returns.
     """
-    if not (x.is_cpu and x.is_contiguous()):
-        raise ValueError(f"expected a contiguous CPU tensor, found strides {x.stride()} on {x.device}")
-    kind = _POINTERS.get(x.dtype)
+    kind = _FLOAT if x.dtype is torch.float32 else _INTEGERS.get(x.dtype)
     if kind is None:
         raise TypeError(f"expected a tensor of float32, int32 or int64, found {x.dtype}")
+    if not (x.is_contiguous() and x.is_cpu):
+        raise ValueError(f"expected a contiguous CPU tensor, found strides {x.stride()} on {x.device}")
     return cast(kind, x.data_ptr())
 
 
-def structure(kind: str, tensors: Mapping[str, Tensor], **numbers: float) -> Any:
-    """A pointer to a new struct of kernels.h, from its fields by name. It keeps no tensor alive either."""
+def structure(kind: str, tensors: Mapping[str, Tensor], **others: Any) -> Any:
+    """A pointer to a new struct of kernels.h, by field names. It keeps no tensor alive either."""
     fields: dict[str, Any] = {name: pointer(x) for name, x in tensors.items()}
-    fields.update(numbers)
+    fields.update(others)
     return ffi.new(kind, fields)

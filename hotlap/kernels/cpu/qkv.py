@@ -97,7 +97,7 @@ def forward(given: Given) -> Made:
     given, inputs = _checked(given)
     queries, keys = (inputs.H, inputs.T, inputs.D), (inputs.G, inputs.T, inputs.D)
     shapes = (given.x.shape, (inputs.T,), queries, keys, keys, queries[:2], keys[:2])
-    made = Made(*(given.x.new_empty(shape) for shape in shapes))
+    made = Made(*(given.x.new_empty(*shape) for shape in shapes))
     workspace = given.x.new_empty(kernels.hotlap_qkv_forward_floats(inputs, threads))
     outputs = structure("hotlap_qkv_outputs_t *", made._asdict())
     kernels.hotlap_qkv_forward(inputs, outputs, pointer(workspace), threads)
@@ -127,12 +127,12 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     new_empty = given.x.new_empty
     rows = [len(weight) for weight in (given.q, given.k, given.v)]
     grads = {
-        "x": new_empty(T, C),
-        "x0": new_empty(T, C),
-        "skip": new_empty(given.skip.shape),
+        "x": torch.empty_like(given.x),
+        "x0": torch.empty_like(given.x0),
+        "skip": torch.empty_like(given.skip),
         "residual_mix": new_empty(T, len(given.residual_mix)),
         "weights": new_empty(threads, sum(rows), C),
-        "value_embedding": new_empty(given.value_embedding.shape),
+        "value_embedding": torch.empty_like(given.value_embedding),
         "value_mix": new_empty(T),
     }
     gradients = structure("hotlap_qkv_gradients_t *", incoming._asdict() | grads)
@@ -140,8 +140,8 @@ def backward(given: Given, made: Made, received: Received) -> Given:
     workspace = new_empty(kernels.hotlap_qkv_backward_floats(inputs, threads))
     kernels.hotlap_qkv_backward(inputs, outputs, gradients, pointer(workspace), threads)
     q, k, v = grads["weights"][0].split(rows)
-    # C leaves the gradient of v's weight for value_mix[0] = 1. Its dot product with the weight is the sum
-    # over all tokens of gradient · value, which is the gradient with respect to value_mix[0].
+    # C leaves the gradient of v's weight for value_mix[0] = 1. Its dot product with the weight is
+    # the gradient with respect to value_mix[0]: the sum over all tokens of gradient · value.
     value_mix = torch.stack(((v * given.v).sum(), grads["value_mix"].sum()))
     none = new_empty(0)
     return Given(

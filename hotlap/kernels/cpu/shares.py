@@ -1,4 +1,4 @@
-"""How the threads of a kernel divide its tokens, and with them the sums that are gradients of weights."""
+"""How the threads of a kernel divide its tokens, and with them the gradients of weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def num_threads() -> int:
 def chunk_tokens(num_tokens: int, most: int) -> int:
     """Tokens per chunk, at most `most`.
 
-    Every thread's tokens divide into chunks of equal size, of which only the last may be a little shorter: a
-    chunk of a few tokens would cost a pass over all weights.
+    A thread's tokens are divided into chunks of equal size, of which only the last may be a little
+    shorter: a chunk of a few tokens would cost a pass over all weights.
     """
     share = -(-num_tokens // num_threads())
     chunks = max(1, -(-share // most))
