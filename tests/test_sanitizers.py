@@ -79,14 +79,13 @@ def test_no_kernel_leaves_its_memory(blas, sanitized, checked_blas, tmp_path) ->
             )
 
 
-# Past the checks of Python: three rows of norms in tensors of two.
+# Past the checks of Python: three rows in tensors of two.
 OVERRUN = """
 import torch
-from hotlap.kernels.cpu.library import ffi, needed_library
+from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import pointer
-x, out, inverse_rms = torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(3)
-given = (pointer(x), ffi.NULL, ffi.NULL, 3, 1, 3, 1e-6, pointer(out), pointer(inverse_rms), 1)
-needed_library().hotlap_norm_forward(*given)
+table, grad, squares = torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3)
+needed_library().hotlap_step_rows(pointer(table), pointer(grad), pointer(squares), 3, 3, 0.1, 0.9, 1.0, 1e-8, 1)
 """
 
 
@@ -94,4 +93,4 @@ def test_an_overrun_is_caught(sanitized) -> None:
     done = run(sys.executable, "-c", OVERRUN, **sanitized)
     assert done.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
-    assert "rms_norm_row" in done.stderr
+    assert "hotlap_step_rows" in done.stderr
