@@ -225,8 +225,8 @@ class TestPrefetch:
         def broken(*arguments):
             raise OSError("disk gone")
 
-        assert loader._ahead is not None
-        loader._ahead.result()
+        assert loader._prefetched is not None
+        loader._prefetched.result()
         monkeypatch.setattr(loader._order, "read", broken)
         loader.next()  # made before
         with pytest.raises(OSError, match="disk gone"):
