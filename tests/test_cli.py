@@ -106,9 +106,9 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     [
         (
             True,
-            "bfloat16 is not native here (the processor lists AMX but faults on it): runs will use float32",
+            "bfloat16 is not supported by the hardware (the processor lists AMX but faults on it): runs will use float32",
         ),
-        (False, "bfloat16 is not native here: runs will use float32"),
+        (False, "bfloat16 is not supported by the hardware: runs will use float32"),
     ],
 )
 def test_doctor_says_why_bfloat16_is_not_native(faults, said):

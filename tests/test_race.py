@@ -157,9 +157,9 @@ def test_an_ablation_says_what_each_change_does(race):
     lines = verdict_lines(conclude(race.directory, plan))
     assert len(lines) == len(plan.entries)
     words = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert words["model.softcap 30 → 15"].startswith("helps; taking it back hurts (+0.07")
+    assert words["model.softcap 30 → 15"].startswith("helps; undoing it hurts (+0.07")
     (window,) = (text for change, text in words.items() if "window_start_tokens" in change)
-    assert window.startswith("hurts; taking it back helps (−0.07")
+    assert window.startswith("hurts; undoing it helps (−0.07")
     (cooldown,) = (text for change, text in words.items() if "cooldown" in change)
     assert cooldown.startswith("no evidence either way")
     assert words["model.bf16_embeddings false → true"].startswith("does nothing here")
@@ -196,7 +196,10 @@ def test_a_recipe_against_itself_gives_no_evidence_and_goes_on_when_called_again
     )
     first = finish(words, tmp_path)
     race = tmp_path / "runs" / "aa"
-    assert "left out by the budget of 1s: 2 runs (softcap-seed1, softcap-seed-only-seed1001)" in first.stdout
+    assert (
+        "skipped because of the budget of 1s: 2 runs (softcap-seed1, softcap-seed-only-seed1001)"
+        in first.stdout
+    )
     before = written(race)
     assert set(before) == {"softcap-seed0", "softcap-seed-only-seed1000"}
     second = finish(["race", "--resume", "runs/aa"], tmp_path)
@@ -223,7 +226,7 @@ def test_a_run_that_really_diverges_does_not_end_the_race(tiny_data, tmp_path):
 @pytest.mark.parametrize(
     "arguments, part",
     [
-        (["race"], "a RECIPE"),
+        (["race"], "at least one RECIPE"),
         (["race", "softcp"], "did you mean `softcap`"),
         (["race", "softcap", "--size", "pcio"], "did you mean `pico`"),
         (["race", "softcap", "--seeds", "1", "--size", "pico"], "--seeds of 2"),
@@ -288,7 +291,7 @@ def test_ctrl_c_stops_a_race_with_its_run_saved(tiny_data, tmp_path):
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "go on with: hotlap race --resume runs/race" in err
+    assert "resume with: hotlap race --resume runs/race" in err
     assert any(metrics.parent.glob("checkpoints/step-*"))
 
 
