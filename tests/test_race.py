@@ -162,7 +162,7 @@ def test_an_ablation_says_what_each_change_does(race):
     assert window.startswith("hurts; undoing it helps (−0.07")
     (cooldown,) = (text for change, text in words.items() if "cooldown" in change)
     assert cooldown.startswith("no evidence either way")
-    assert words["model.bf16_embeddings false → true"].startswith("does nothing here")
+    assert words["model.bf16_embeddings false → true"].startswith("has no effect")
 
 
 # --- with real runs ---
@@ -304,4 +304,4 @@ def test_ablate_names_each_change_and_its_effect(tiny_data, tmp_path):
     for change in changes:
         assert f"{change['change']}: {change['words']}" in result.stdout
     words_of = {change["label"]: change["words"] for change in changes}
-    assert words_of["without model.bf16_embeddings"].startswith("does nothing here")
+    assert words_of["without model.bf16_embeddings"].startswith("has no effect")

@@ -1,7 +1,7 @@
-"""Which earlier tokens a model sees when it reads text: as in validation at one step of its run.
+"""Which earlier tokens each token attends to at inference: the same ones as in validation at a given step.
 
-The same rule in two forms, as the mask of a whole sequence and as the first visible position of one query,
-so that a cache knows what it may forget. `uncached_logits` is the reference that cached reading must equal.
+The rule has two forms: the mask of a whole sequence, and the first visible position of one query, which tells
+the KV cache what it may overwrite. `uncached_logits` is the reference that cached decoding must match.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hotlap.optim.schedules import window_tokens
 @dataclass(frozen=True)
 class Visibility:
     unit: Literal["tokens", "blocks", "unlimited"]
-    window_tokens: int  # the most keys that a query sees; of whole blocks when the window counts blocks
+    window_tokens: int  # maximum number of keys per query; a multiple of block_size if the unit is blocks
     block_size: int
     end_of_text: int
-    starts_document: int  # the token that hides all before it: end_of_text, or NO_TOKEN without such a mask
+    starts_document: int  # id of the token that starts a document; NO_TOKEN if documents are not masked
 
     @classmethod
     def at_step(cls, config: Config, step: int, end_of_text: int) -> Visibility:
-        """After `step` updates of a run. Without a window a query sees the context, one sequence."""
+        """The rule after `step` updates of a run. An unlimited window is limited to one sequence."""
         unit, block_size = config.attention.window_unit, config.attention.block_size
         if unit == "unlimited":
             window = config.batch.sequence_tokens
@@ -41,7 +41,7 @@ class Visibility:
         return cls(unit, window, block_size, end_of_text, end_of_text if masks_documents else NO_TOKEN)
 
     def first_visible(self, position: int) -> int:
-        """The first position in the window of a query, whatever documents there are; may be below 0."""
+        """The first position in the window of a query at `position`, ignoring documents. Can be negative."""
         if self.unit == "unlimited":
             return 0
         if self.unit == "tokens":
@@ -61,13 +61,13 @@ class Visibility:
         )
 
     def plan(self, tokens_T: Tensor) -> AttentionPlan:
-        # The backend for every device and dtype: a prompt is read once, and how fast matters little.
+        # The blocked backend supports every device and dtype. Speed matters little: a prompt is read once.
         return make_plan(BlockedBackend(saved_bytes=0), self.mask(tokens_T))
 
 
 @torch.no_grad()
 def uncached_logits(model: GPT | GPT2, visibility: Visibility, tokens_T: Tensor) -> Tensor:
-    """(T, vocabulary) float32: what follows each token of one text, in a single pass over it."""
+    """Next-token logits (T, V) float32 for each token, in one forward pass without a cache."""
     positions = torch.arange(len(tokens_T), device=tokens_T.device)
     plans = [visibility.plan(tokens_T)] * model.config.num_layers
     return model.logits(model.hidden(tokens_T, plans, positions))
