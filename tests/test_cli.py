@@ -106,8 +106,8 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     [
         (
             True,
-            "bfloat16 is not supported by the hardware (the processor lists AMX but faults on it): runs will use"
-            " float32",
+            "bfloat16 is not supported by the hardware (the processor lists AMX but faults on it):"
+            " runs will use float32",
         ),
         (False, "bfloat16 is not supported by the hardware: runs will use float32"),
     ],

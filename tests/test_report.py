@@ -279,7 +279,7 @@ def test_a_page_shows_every_part(tmp_path):
 
 def test_a_single_run_and_an_empty_one_have_sensible_pages(tmp_path):
     text = text_of(render_page(labelled(make_run(tmp_path / "a")), "one"))
-    assert "One run has no statistics" in text
+    assert "No statistics for a single run" in text
     assert "No verdict" in text
     started = make_run(tmp_path / "b", status=None)
     (started / "metrics.jsonl").unlink()
