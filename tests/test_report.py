@@ -285,7 +285,13 @@ def test_a_single_run_and_an_empty_one_have_sensible_pages(tmp_path):
     (started / "metrics.jsonl").unlink()
     (started / "environment.json").unlink()
     text = text_of(render_page(labelled(started), "begun"))
-    for part in ("running", "0 of 50", "No samples yet", "has not been recorded", "routing has not been recorded"):
+    for part in (
+        "running",
+        "0 of 50",
+        "No samples yet",
+        "has not been recorded",
+        "routing has not been recorded",
+    ):
         assert part in text, part
 
 
