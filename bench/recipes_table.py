@@ -112,9 +112,11 @@ def long_text(results: Mapping[str, Any]) -> str:
             "```\n" + wrapped(results["command"], continuation=" \\\n  ") + "\n```",
             "Machine:",
             markdown(["", ""], machine),
-            "Published results of the same recipes, from the\n"
-            "[modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt) speedrun (8×H100, FineWeb, to a\n"
-            "validation loss of 3.28):",
+            wrapped(
+                "Published results of the same recipes, from the"
+                " [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt) speedrun (8×H100, FineWeb,"
+                " to a validation loss of 3.28):"
+            ),
             markdown(["recipe", "date", "minutes", "validation loss"], published),
         ]
     )
