@@ -33,7 +33,7 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--size", "nanoo"], "did you mean `nano`"),
         (["train", "softcap", "--optim.muon.lrr", "1"], "did you mean `optim.muon.lr`"),
         (["train", "softcap", "--model.width", "100", "--model.num-heads", "3"], "width 100 and 3 heads"),
-        (["train", "softcap", "--num-heads", "4", "--num-kv-heads", "3"], "3 kv heads and 4 heads"),
+        (["train", "softcap", "--num-heads", "4", "--num-kv-heads", "3"], "4 heads and 3 kv heads"),
         (["train", "softcap", "--batch.sequence-tokens", "1000"], "multiple"),
         (["train", "softcap", "--optim.muon.lr", "-0.1"], "-0.1"),
         (["train", "softcap", "--steps", "5", "--steps", "6"], "twice"),
@@ -41,7 +41,7 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--source="], "found no value"),
         (["train", "softcap", "--steps", "5", "--schedule.steps", "6"], "`schedule.steps` twice"),
         (["train", "softcap", "--recipe", "adamw"], "without --recipe"),
-        (["train", "adamw", "--lr", "0.001", "--dry-run"], "where AdamW takes the matrices"),
+        (["train", "adamw", "--lr", "0.001", "--dry-run"], "AdamW updates the matrices"),
         (["train", "--resume", "runs/lap", "--name", "other"], "--resume runs/lap and --name other"),
         (["train", "--resume", "runs/lap", "--size", "small"], "--size small alone"),
         (["train", "--resume", "--size", "small"], "--size small alone"),
@@ -108,9 +108,10 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     [
         (
             True,
-            "bfloat16 is not native here (the processor lists AMX but faults on it): runs will use float32",
+            "bfloat16 is not supported by the hardware (the processor lists AMX but faults on it):"
+            " runs will use float32",
         ),
-        (False, "bfloat16 is not native here: runs will use float32"),
+        (False, "bfloat16 is not supported by the hardware: runs will use float32"),
     ],
 )
 def test_doctor_says_why_bfloat16_is_not_native(faults, said):

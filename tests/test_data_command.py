@@ -46,7 +46,7 @@ def test_own_files_are_prepared_then_inspected(own_text: Path, capsys: pytest.Ca
 
     assert hotlap("data", "inspect", "data/mine-bpe270") == 0
     shown = capsys.readouterr().out
-    assert "licence    unknown" in shown
+    assert "license    unknown" in shown
     assert "bpe270, 270 tokens, end of text 0" in shown
     assert "train_000000.bin" in shown
     assert "verified" in shown
@@ -112,10 +112,10 @@ MISTAKES = [
     (["data", "prepare", "fineweb", "--vocab", "4096"], "the vocabulary gpt2 for fineweb"),
     (["data", "prepare", "fineweb", "--val-fraction", "0.1"], "found --val-fraction"),
     (["data", "prepare", "mine.jsonl", "--shards", "2"], "found --shards"),
-    (["data", "prepare", "mine.jsonl"], "found 'body'; name the field"),
+    (["data", "prepare", "mine.jsonl"], "found 'body'; give the name of the text field"),
     (["data", "prepare", "mine.jsonl", "--vocab", "gpt4"], "a vocabulary size or `gpt2`"),
     (["data", "prepare", "mine.jsonl", "--vocab", "-5"], "a vocabulary size or `gpt2`"),
-    (["data", "prepare", "mine.jsonl", "--vocab", "12"], "a vocabulary of 257"),
+    (["data", "prepare", "mine.jsonl", "--vocab", "12"], "a vocabulary of at least 257"),
     (["data", "prepare", "mine.jsonl", "--val-fraction", "much"], "a number such as 0.05"),
     (["data", "prepare", "mine.jsonl", "--val-fraction", "0.9"], "from 0 to 0.5"),
     (["data", "prepare", "mine.jsonl", "--shard-tokens", "0"], "tokens per shard"),

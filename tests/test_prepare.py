@@ -20,7 +20,7 @@ from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
 from hotlap.corpus.corpora import CORPORA
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.prepare import ShardSettings, prepare
-from hotlap.corpus.sources import FilesSource, separated
+from hotlap.corpus.sources import FilesSource, split_documents
 from hotlap.corpus.tokenizer import pieces
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.data.manifest import read_manifest
@@ -150,7 +150,7 @@ def test_separated_documents_are_those_of_the_whole_text(blocks: list[str], sepa
     with pytest.MonkeyPatch.context() as patch:
         for module in (tokenizer, sources):
             patch.setattr(module, "PIECE_CHARACTERS", 5)
-        found = [tuple(piece) for piece in separated(blocks, separator, Tally())]
+        found = [tuple(piece) for piece in split_documents(blocks, separator, Tally())]
         whole = "".join(blocks)
         documents = whole.split(separator) if separator else [whole]
         # A blank document is left out where it is seen as a whole; a long one may come in blank pieces.

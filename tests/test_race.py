@@ -168,12 +168,12 @@ def test_an_ablation_says_what_each_change_does(race):
     lines = verdict_lines(conclude(race.directory, plan))
     assert len(lines) == len(plan.entries)
     words = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert words["model.softcap 30 → 15"].startswith("helps; taking it back hurts (+0.07")
+    assert words["model.softcap 30 → 15"].startswith("helps; undoing it hurts (+0.07")
     (window,) = (text for change, text in words.items() if "window_start_tokens" in change)
-    assert window.startswith("hurts; taking it back helps (−0.07")
+    assert window.startswith("hurts; undoing it helps (−0.07")
     (cooldown,) = (text for change, text in words.items() if "cooldown" in change)
     assert cooldown.startswith("no evidence either way")
-    assert words["model.bf16_embeddings false → true"].startswith("does nothing here")
+    assert words["model.bf16_embeddings false → true"].startswith("has no effect")
 
 
 # --- with real runs ---
@@ -208,7 +208,7 @@ def test_a_race_goes_on_when_called_again_also_beside_a_run_that_diverges(tiny_d
     words = race_command(tiny_data, 2, "race", *specs, "--seeds", "2", "--name", "race")
     first = finish([*words, "--budget", "1s"], tmp_path)
     race = tmp_path / "runs" / "race"
-    assert "left out by the budget of 1s: 2 runs (softcap-seed1, softcap-wild-seed1)" in first.stdout
+    assert "skipped because of the budget of 1s: 2 runs (softcap-seed1, softcap-wild-seed1)" in first.stdout
     assert "softcap:wild, seed 0: diverged" in first.stderr
     assert "note: softcap:wild: diverged: softcap-wild-seed0" in first.stdout
     before = written(race)
@@ -230,7 +230,7 @@ def test_a_race_goes_on_when_called_again_also_beside_a_run_that_diverges(tiny_d
 @pytest.mark.parametrize(
     "arguments, part",
     [
-        (["race"], "a RECIPE"),
+        (["race"], "at least one RECIPE"),
         (["race", "softcp"], "did you mean `softcap`"),
         (["race", "softcap", "--size", "pcio"], "did you mean `pico`"),
         (["race", "softcap", "--seeds", "1", "--size", "pico"], "--seeds of 2"),
@@ -295,7 +295,7 @@ def test_ctrl_c_stops_a_race_with_its_run_saved(tiny_data, tmp_path):
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "go on with: hotlap race --resume runs/race" in err
+    assert "resume with: hotlap race --resume runs/race" in err
     assert any(metrics.parent.glob("checkpoints/step-*"))
 
 
@@ -308,4 +308,4 @@ def test_ablate_names_each_change_and_its_effect(tiny_data, tmp_path):
     for change in changes:
         assert f"{change['change']}: {change['words']}" in result.stdout
     words_of = {change["label"]: change["words"] for change in changes}
-    assert words_of["without model.bf16_embeddings"].startswith("does nothing here")
+    assert words_of["without model.bf16_embeddings"].startswith("has no effect")

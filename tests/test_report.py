@@ -279,13 +279,19 @@ def test_a_page_shows_every_part(tmp_path):
 
 def test_a_single_run_and_an_empty_one_have_sensible_pages(tmp_path):
     text = text_of(render_page(labelled(make_run(tmp_path / "a")), "one"))
-    assert "One run has no statistics" in text
+    assert "No statistics for a single run" in text
     assert "No verdict" in text
     started = make_run(tmp_path / "b", status=None)
     (started / "metrics.jsonl").unlink()
     (started / "environment.json").unlink()
     text = text_of(render_page(labelled(started), "begun"))
-    for part in ("running", "0 of 50", "No samples yet", "has not been recorded", "not recorded its routing"):
+    for part in (
+        "running",
+        "0 of 50",
+        "No samples yet",
+        "has not been recorded",
+        "routing has not been recorded",
+    ):
         assert part in text, part
 
 

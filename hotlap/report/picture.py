@@ -1,6 +1,7 @@
-"""The main plot as a PNG, for a README. Drawn by matplotlib (the `png` extra), so that no browser is needed.
+"""The loss figure as a PNG, for example for a README. Drawn with matplotlib (https://matplotlib.org), which
+the `png` extra installs.
 
-It shows what the page's first figure shows by training time: mean and range of each label, and the target.
+It shows the same as the page's first figure over training time: mean and range of each label, and the target.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ReportError(
-            expected="matplotlib for a PNG", found="none", do="install it with `pip install 'hotlap[png]'`"
+            expected="matplotlib, to write a PNG",
+            found="no such package",
+            do="install it with `pip install 'hotlap[png]'`",
         ) from None
     analysis = analyze(runs_by_label)
     if analysis.target:
@@ -41,7 +44,7 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     buffer = io.BytesIO()
-    # Without date and version in the file, the same runs give the same bytes.
+    # Without metadata such as the software version, the same runs give a byte-identical file.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     write_file(path, buffer.getvalue())
 
@@ -60,5 +63,5 @@ def _draw_curves(axes: Any, runs_by_label: RunsByLabel, y: str, target_value: fl
 
 
 def _plain(text: str) -> str:
-    """A dollar sign would start a formula."""
+    """Escape dollar signs, which would start a formula."""
     return text.replace("$", r"\$")
