@@ -85,7 +85,8 @@ import torch
 from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import pointer
 table, grad, squares = torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3)
-needed_library().hotlap_step_rows(pointer(table), pointer(grad), pointer(squares), 3, 3, 0.1, 0.9, 1.0, 1e-8, 1)
+tensors = (pointer(table), pointer(grad), pointer(squares))
+needed_library().hotlap_step_rows(*tensors, 3, 3, 0.1, 0.9, 1.0, 1e-8, 1)
 """
 
 
