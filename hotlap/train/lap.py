@@ -22,7 +22,7 @@ from hotlap.corpus.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.loader import Loader
 from hotlap.data.stream import TokenStream, open_split
 from hotlap.data.validation import ValidationBatches, validation_batches
-from hotlap.distributed.process_group import Distributed, from_main_rank
+from hotlap.distributed.process_group import Distributed, broadcast_from_main
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
@@ -88,7 +88,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
-    compiled = from_main_rank(choose_mode(config, device, dtype, threads, installed))
+    compiled = broadcast_from_main(choose_mode(config, device, dtype, threads, installed))
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.config import EvaluationConfig
-from hotlap.distributed.process_group import from_main_rank
+from hotlap.distributed.process_group import broadcast_from_main
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import DivergenceError
 from hotlap.inference.generate import sample_text
@@ -156,7 +156,7 @@ class Trainer:
         self.progress.nan_steps += 1
         if self.lap.config.runtime.on_nan == "skip":
             return
-        newest = from_main_rank(self.snapshots.newest())
+        newest = broadcast_from_main(self.snapshots.newest())
         is_norm = math.isfinite(loss)
         raise DivergenceError(
             expected="a finite gradient norm" if is_norm else "a finite loss",
