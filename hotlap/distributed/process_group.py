@@ -95,7 +95,7 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
 
 
 def broadcast_from_main(value: T) -> T:
-    """Broadcast the main rank's value: for values that may differ between ranks but must not."""
+    """The main rank's value on every rank, for decisions that ranks could otherwise make differently."""
     if not dist.is_initialized():
         return value
     values = [value]
