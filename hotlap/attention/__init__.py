@@ -1,8 +1,8 @@
 """Attention over packed documents: one mask, and the backends that implement it.
 
-`dense` is the reference, `flex` the fast path on CUDA, `blocked` trains on every device. The `native`
-backend, in C for float32 on a CPU, is in `hotlap.kernels`, which also chooses the backend of a run.
-All backends take the same `Mask` and must agree, forward and backward.
+`dense` is the reference, `flex` the fast path on CUDA, `blocked` trains on every device. The
+`native` backend, in C for float32 on a CPU, is in `hotlap.kernels`, which also chooses the backend
+of a run. All backends take the same `Mask` and must agree, forward and backward.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Backend(Protocol):
     def plan(self, mask: Mask) -> Any: ...
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: Any, scale: float) -> Tensor:
-        """Attention over one packed sequence: (T, H, D) queries, (T, G, D) keys and values → (T, H, D)."""
+        """(T, H, D) queries, (T, G, D) keys and values of one packed sequence → (T, H, D)."""
         ...
 
 

@@ -1,12 +1,12 @@
-"""Masked attention in plain PyTorch, forward and backward. The cost is proportional to the visible tiles.
+"""Masked attention in plain PyTorch, forward and backward, at a cost linear in the visible tiles.
 
 For devices where flex_attention has no backward: CPU and MPS. It iterates over the batches of
-`tiles.py`; each is a matmul, a softmax and a matmul into reused buffers. Two custom operators make it
-one opaque node inside a compiled block. The mask enters as a tensor of fixed shape, so new windows or
-documents do not trigger recompilation.
+`tiles.py`; each is a matmul, a softmax and a matmul into reused buffers. Two custom operators make
+it one opaque node inside a compiled block. The mask enters as a tensor of fixed shape, so new
+windows or documents do not trigger recompilation.
 
-Shapes: T tokens, H query heads, G key/value heads, R = H / G, D head dim, L keys per tile, B matmuls
-per batch.
+Shapes: T tokens, H query heads, G key/value heads, R = H / G, D head dim, L keys per tile, B
+matmuls per batch.
 """
 
 import math
@@ -27,7 +27,7 @@ DEFAULT_SAVED_BYTES = 128 * 2**20
 class BlockedPlan:
     """The mask of one batch, shared by all layers."""
 
-    # (T,) int32: query q sees keys first_key[q] … q. Always on the CPU, where the tiles are planned.
+    # (T,) int32: query q sees keys first_key[q] … q. Always on the CPU, where tiles are planned.
     first_key: Tensor
 
 
@@ -35,8 +35,8 @@ class BlockedPlan:
 class BlockedBackend:
     """Attention in plain PyTorch.
 
-    `saved_bytes` limits the probabilities that one call (one layer) saves for its backward pass, which
-    recomputes the rest. Without gradients nothing is saved.
+    `saved_bytes` limits the probabilities that one call (one layer) saves for its backward pass,
+    which recomputes the rest. Without gradients nothing is saved.
     """
 
     saved_bytes: int = DEFAULT_SAVED_BYTES
@@ -62,7 +62,7 @@ def check_shapes(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, first_key: Tensor)
 
 
 class _Layout:
-    """The operands of one call, in at least float32 and padded to whole tiles, with views per batch.
+    """The operands of one call, in at least float32, padded to whole tiles, with views per batch.
 
     Padded queries come last and have zero gradient, so they do not affect the result.
     """
@@ -139,7 +139,7 @@ def _front(buffer: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, saved_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns the output (T, H, D) and the saved probabilities, flat: the leading batches that fit."""
+    """The output (T, H, D), and the saved probabilities of the leading batches that fit, flat."""
     layout = _Layout(q, k, v, first_key)
     out = layout.q.new_empty(layout.q.shape)
     saved = layout.q.new_empty(layout.saved_elements(saved_bytes))
@@ -170,7 +170,7 @@ def _backward(
     layout = _Layout(q, k, v, first_key)
     grad_out = layout.prepare(grad)
     grad_q = layout.q.new_empty(layout.q.shape)
-    # Transposed to (G, D, T), so that the keys, the long dimension, are the contiguous one in the matmul.
+    # Transposed to (G, D, T), so that the keys, the long dimension, are contiguous in the matmul.
     grad_k_GDT = layout.k.new_zeros(layout.num_kv_heads, layout.head_dim, layout.num_tokens)
     grad_v_GDT = torch.zeros_like(grad_k_GDT)
     scores, grad_scores, rows, used = (*(layout.scores_buffer() for _ in range(2)), layout.rows_buffer(), 0)

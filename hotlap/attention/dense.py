@@ -1,7 +1,7 @@
 """Reference attention: a T×T mask, a matmul, a softmax, a matmul.
 
-Tests compare every other backend with this one. It takes O(T²) time and memory for any mask, so it is
-for tests and small comparisons only.
+Tests compare every other backend with this one. It takes O(T²) time and memory for any mask, so it
+is for tests and small comparisons only.
 
 Shapes: T tokens, H query heads, G key/value heads (H is a multiple of G), D head dim.
 """

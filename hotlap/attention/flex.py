@@ -1,4 +1,4 @@
-"""Masked attention by FlexAttention (https://pytorch.org/blog/flexattention/): the fast path on CUDA.
+"""Masked attention by FlexAttention (https://pytorch.org/blog/flexattention/), fast on CUDA.
 
 The block lists of `mask.py` give the key blocks that each query block visits. The mask function is
 evaluated only inside partial blocks. On other devices only the forward pass works, slowly, which is
@@ -18,7 +18,7 @@ from hotlap.attention.mask import Mask, block_lists
 
 
 def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask as a `mask_mod` of flex_attention: a function of batch, head, query and key index."""
+    """The mask as a `mask_mod` of flex_attention: a function of batch, head, query and key."""
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
@@ -58,8 +58,8 @@ class FlexBackend:
         )
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockMask, scale: float) -> Tensor:
-        # Uncompiled, flex_attention materializes the T×T scores. Inside a compiled block the compiler
-        # fuses the call.
+        # Uncompiled, flex_attention materializes the T×T scores. Inside a compiled block the
+        # compiler fuses the call.
         alone_on_cuda = q_THD.is_cuda and not torch.compiler.is_compiling()
         attention = _compiled_flex_attention() if alone_on_cuda else flex_attention
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))

@@ -1,7 +1,7 @@
 """Which keys a query sees, as data: a document id per token and a window, in tokens or in blocks.
 
-Every attention backend takes the same `Mask`. Nothing here materializes a T×T tensor or synchronizes
-with the device. The window is a tensor, so changing it does not trigger recompilation.
+Every attention backend takes the same `Mask`. Nothing here materializes a T×T tensor or
+synchronizes with the device. The window is a tensor, so changing it does not trigger recompilation.
 
 Shapes: T tokens, N = ⌈T / block_size⌉ blocks.
 """
@@ -21,9 +21,9 @@ NO_TOKEN = -1  # not a token id
 class Mask:
     """Query q sees key k if k ≤ q, both are in the same document, and k is inside the window of q.
 
-    A window in tokens means q − k < window. A window in blocks means block of q − block of k < window,
-    so that a block is inside it as a whole or not at all. Example with blocks of 4 tokens, a window of
-    2 blocks and a document that starts at token 6 (# visible):
+    A window in tokens means q − k < window. A window in blocks means
+    block of q − block of k < window, so that a block is inside it as a whole or not at all. Example
+    with blocks of 4 tokens, a window of 2 blocks and a document that starts at token 6 (# visible):
 
         query   0 1 2 3   4 5 6 7   8 9 a b   c d e f
           3     # # # #
@@ -56,8 +56,8 @@ class Mask:
 class BlockLists(NamedTuple):
     """The key blocks that query block i visits: `indices[i, :counts[i]]`, ascending. All int32.
 
-    In a full block every query sees every key. In a partial block some pairs are visible and some are
-    not. A last block that T does not fill is never full.
+    In a full block every query sees every key. In a partial block some pairs are visible and some
+    are not. A last block that T does not fill is never full.
     """
 
     partial_counts: Tensor  # (N,)
@@ -69,7 +69,7 @@ class BlockLists(NamedTuple):
 def document_ids(tokens: Tensor, end_of_text: int, chunk_tokens: int | None = None) -> Tensor:
     """(T,) int32: the running count of `end_of_text`, which is the first token of every document.
 
-    With `chunk_tokens`, every multiple of it also starts a document, for streams of shuffled chunks.
+    With `chunk_tokens`, every multiple of it starts a document too, for shuffled chunks.
     """
     starts = tokens == end_of_text
     if chunk_tokens is not None:
@@ -86,8 +86,8 @@ def previous_tokens(tokens: Tensor, documents: Tensor) -> Tensor:
 def first_visible_keys(mask: Mask) -> Tensor:
     """(T,) int32: query q sees exactly the keys first_visible_keys[q] … q.
 
-    Documents are contiguous and a window ends at its query, so the visible keys form one interval. Its
-    start does not decrease with q.
+    Documents are contiguous and a window ends at its query, so the visible keys form one interval.
+    Its start does not decrease with q.
     """
     documents = mask.documents
     positions = torch.arange(len(documents), device=documents.device, dtype=torch.int32)
@@ -100,13 +100,13 @@ def first_visible_keys(mask: Mask) -> Tensor:
 
 
 def block_lists(mask: Mask) -> BlockLists:
-    """The visible key blocks of every query block, from the first and last document id of each block.
+    """The visible key blocks of every query block, from the first and last document id per block.
 
-    This is exact, not a bound. Document ids do not decrease, so a key block before the diagonal shares a
-    document with the query block if and only if its last id equals the first id of the query block. That
-    last key and first query are also the closest pair, so the window is tested on them. The key block is
-    full if and only if its first id equals the last id of the query block and its first key is in the
-    window of the last query.
+    This is exact, not a bound. Document ids do not decrease, so a key block before the diagonal
+    shares a document with the query block if and only if its last id equals the first id of the
+    query block. That last key and first query are also the closest pair, so the window is tested on
+    them. The key block is full if and only if its first id equals the last id of the query block
+    and its first key is in the window of the last query.
     """
     size, total = mask.block_size, len(mask.documents)
     num_blocks = -(-total // size)

@@ -1,9 +1,9 @@
 """The plan of the blocked backend: which queries attend to which keys, as batches of equal matmuls.
 
-It relies on one fact of `mask.py`: query q sees the keys first_key[q] … q. A tile is TILE queries and
-the contiguous slice of keys that they see, so keys are never gathered. A batch is several heads of one
-tile, or several tiles of one head with equal masks and disjoint keys. Either way it is B matmuls whose
-operands are strided views.
+It relies on one fact of `mask.py`: query q sees the keys first_key[q] … q. A tile is TILE queries
+and the contiguous slice of keys that they see, so keys are never gathered. A batch is several heads
+of one tile, or several tiles of one head with equal masks and disjoint keys. Either way it is B
+matmuls whose operands are strided views.
 
 Shapes: B matmuls per batch, R query heads per key/value head, L keys per tile.
 """
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 TILE = 128
-# The first key of a tile is rounded down to a multiple of this. Unaligned matmuls and softmaxes are slower.
+# The first key of a tile is rounded down to a multiple of this: unaligned matmuls are slower.
 KEY_ALIGNMENT = 16
-# Scores per batch: large enough to amortize the overhead of a call, small enough to fit in a CPU's cache.
+# Scores per batch: enough to amortize the overhead of a call, few enough to fit in a CPU's cache.
 BATCH_ELEMENTS = 512 * 1024
 
 
@@ -31,7 +31,7 @@ class TileRun:
     num_keys: int
     num_tiles: int
     stride: int  # tokens between the starts of two tiles; at least num_keys if there are several
-    # (TILE, W): 0 where visible, else −inf, for the last W ≤ num_keys keys. All queries see the keys before.
+    # (TILE, W): 0 where visible, else −inf, for the last W keys. All queries see the keys before.
     bias: Tensor
 
 
@@ -78,9 +78,10 @@ def _run_batches(run: TileRun, num_kv_heads: int, heads_per_kv: int) -> Iterator
 
 
 def plan_runs(first_key: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[TileRun, ...]:
-    """The runs for first_key (T,), int32 on the CPU. A partial last tile is padded with its last value.
+    """The runs for first_key (T,), int32 on the CPU.
 
-    All layers ask for the same plan, so the most recent plans are cached by content.
+    A partial last tile is padded with its last value. All layers ask for the same
+    plan, so the most recent plans are cached by content.
     """
     return _plan_runs(first_key.numpy().tobytes(), dtype, device)
 
@@ -110,7 +111,7 @@ def _plan_runs(first_key_bytes: bytes, dtype: torch.dtype, device: torch.device)
 
 
 def _progressions(tiles: list[int], min_step: int) -> Iterator[tuple[int, int, int]]:
-    """Split ascending tile indices into arithmetic progressions (first, step, count), step ≥ min_step."""
+    """Split ascending tile indices into progressions (first, step, count) with step ≥ min_step."""
     remaining = dict.fromkeys(tiles)
     while remaining:
         first = next(iter(remaining))
@@ -123,9 +124,10 @@ def _progressions(tiles: list[int], min_step: int) -> Iterator[tuple[int, int, i
 
 
 def _bias(pattern: np.ndarray, first: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(TILE, W): 0 where query i sees a key, else −inf. W keys start at `first`; query i sees pattern[i] … i.
+    """(TILE, W): 0 where a query sees a key, else −inf.
 
-    All positions are relative to the first query of the tile.
+    The W keys start at `first`, and query i sees keys pattern[i] … i. All positions are
+    relative to the first query of the tile.
     """
     keys = np.arange(first, TILE)
     visible = (keys >= pattern[:, None]) & (keys <= np.arange(TILE)[:, None])

@@ -1,7 +1,7 @@
 """What a query sees at a given step of a run, for training, validation and sampling alike.
 
-The rule has two forms: the mask of a whole sequence, and the first visible position of one query, before
-which a KV cache can drop its entries. The window grows with the step, on the schedule of the run.
+The rule has two forms: the mask of a whole sequence, and the first visible position of one query,
+before which a KV cache can drop its entries. The window follows the schedule of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hotlap.config import Config, ScheduleConfig
 
 
 def window_tokens(step: int, schedule: ScheduleConfig) -> int:
-    """The attention window after `step` updates: linear from start to end, rounded down to a multiple.
+    """The attention window after `step` updates: linear from start to end, rounded down.
 
     Uses integers only, so that float rounding cannot shift the step at which the window grows.
     """
@@ -30,14 +30,14 @@ def window_tokens(step: int, schedule: ScheduleConfig) -> int:
 @dataclass(frozen=True)
 class Visibility:
     unit: Literal["tokens", "blocks", "unlimited"]
-    window_tokens: int  # maximum number of visible keys; a multiple of block_size if the unit is blocks
+    window_tokens: int  # maximum number of visible keys; whole blocks if the unit is blocks
     block_size: int
     end_of_text: int
-    starts_document: int  # first token of a document: end_of_text, or NO_TOKEN without a document mask
+    starts_document: int  # end_of_text, or NO_TOKEN without a document mask
 
     @classmethod
     def at_step(cls, config: Config, step: int, end_of_text: int) -> Visibility:
-        """The visibility after `step` updates. Without a window a query sees all of its sequence."""
+        """After `step` updates. Without a window a query sees all of its sequence."""
         unit = config.attention.window_unit
         if unit == "unlimited":
             window = config.batch.sequence_tokens
@@ -58,7 +58,7 @@ class Visibility:
         return self.window_tokens // self.block_size if self.unit == "blocks" else self.window_tokens
 
     def first_visible(self, position: int) -> int:
-        """First position in the window of the query at `position`, ignoring documents. May be negative."""
+        """First position in the window of a query, ignoring documents. May be negative."""
         if self.unit == "unlimited":
             return 0
         if self.unit == "tokens":

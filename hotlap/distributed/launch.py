@@ -1,8 +1,8 @@
-"""`hotlap train --procs N`: run the same command in N processes on this machine, with torchrun's launcher.
+"""`hotlap train --procs N`: the same command in N local processes, with torchrun's launcher.
 
-A worker that fails writes its error to a file instead of printing it. The launcher then prints one line
-that says which rank failed and why. The launcher forwards Ctrl-C, SIGTERM and SIGHUP to the workers,
-which save a checkpoint as a single process does. No worker outlives the launcher.
+A worker that fails writes its error to a file instead of printing it. The launcher then prints one
+line that says which rank failed and why. The launcher forwards Ctrl-C, SIGTERM and SIGHUP to the
+workers, which save a checkpoint as a single process does. No worker outlives the launcher.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from hotlap.distributed.signals import stop_signals
 from hotlap.errors import INTERRUPTED, HotlapError, TrainingError
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
-# How long torch's launcher waits for workers after a signal before it kills them. The default is short
-# for a long step and a save. Older releases of torch ignore the variable.
+# How long torch's launcher waits for workers after a signal before it kills them. The default is
+# short for a long step and a save. Older releases of torch ignore the variable.
 SECONDS_TO_SAVE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 120
 SECONDS_TO_DIE = 10  # how long to wait for a killed process to exit
 
 
 def launch(procs: int, arguments: Sequence[str]) -> int:
-    """Run `hotlap` with `arguments` in `procs` processes. Returns the exit code once all have exited."""
+    """Run `hotlap` with `arguments` in `procs` processes.
+
+    Returns the exit code once all have exited.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Silences torch's reports about its workers. Setting the level of a parent logger is not enough,
-    # because torch's modules set their own levels.
+    # Silences torch's reports about its workers. Setting the level of a parent logger is not
+    # enough, because torch's modules set their own levels.
     logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="hotlap-launch-") as folder:
         failure_file = Path(folder) / "failure.json"
@@ -81,8 +84,8 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
 def torch_signals_option(signals: str) -> dict[str, Any]:
     """The LaunchConfig option that makes torch handle only these `signals`.
 
-    Torch's handlers would replace ours. They wait for the workers again at a second signal and leave them
-    running at a third. Older releases of torch do not have the option.
+    Torch's handlers would replace ours. They wait for the workers again at a second signal and
+    leave them running at a third. Older releases of torch do not have the option.
     """
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -94,8 +97,8 @@ def torch_signals_option(signals: str) -> dict[str, Any]:
 def kill_workers_on_exit() -> Iterator[None]:
     """Kill all workers that are still running when the `with` block ends.
 
-    The first signal raises torch's SignalException: torch forwards the signal to the workers and waits
-    for them. A second Ctrl-C kills the workers.
+    The first signal raises torch's SignalException: torch forwards the signal to the workers and
+    waits for them. A second Ctrl-C kills the workers.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -112,7 +115,7 @@ def kill_workers_on_exit() -> Iterator[None]:
     try:
         yield
     finally:
-        kill_workers()  # before the handlers are restored, so that another Ctrl-C cannot interrupt it
+        kill_workers()  # while our handlers are active: another Ctrl-C must not interrupt it
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -130,8 +133,8 @@ def kill_workers() -> bool:
 def tell_launcher(error: HotlapError) -> bool:
     """Write a worker's error to the failure file. Returns False without a launcher to read it.
 
-    The first error is kept, because the other ranks fail as a result of it. The file is written under a
-    temporary name and then linked, because a rank can be killed while it writes.
+    The first error is kept, because the other ranks fail as a result of it. The file is written
+    under a temporary name and then linked, because a rank can be killed while it writes.
     """
     path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
     if path is None or rank is None:
@@ -149,7 +152,7 @@ def tell_launcher(error: HotlapError) -> bool:
 
 
 def read_failure(failure_file: Path) -> TrainingError | None:
-    """The error that a rank wrote to the failure file; None if there is none or it cannot be read."""
+    """The error that a rank wrote to the failure file; None if there is no readable one."""
     try:
         reason = json.loads(failure_file.read_text())
         found = f"on rank {reason['rank']} {reason['found']}"
@@ -159,7 +162,7 @@ def read_failure(failure_file: Path) -> TrainingError | None:
 
 
 def first_failure(failures: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
-    """(rank, exit code) of the failure that caused the others, given (rank, exit code, second) of each.
+    """(rank, exit code) of the failure that caused the others, from (rank, exit code, second).
 
     When a rank is killed, the others notice and exit within about a second. Torch's SIGTERM to the
     remaining ranks is a consequence, not a cause.

@@ -1,7 +1,7 @@
-"""Rank, world size and device of this process, from torchrun's environment; world size 1 without it.
+"""Rank, world size and device of this process, from torchrun's environment if it is set.
 
-The rest of the package takes a `Distributed` and does not read the environment. The process group exists
-while the context manager `process_group` is active, and is destroyed on any exit from it.
+The rest of the package takes a `Distributed` and does not read the environment. The process group
+exists while the context manager `process_group` is active, and is destroyed on any exit from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTE
 
 
 # Destroyed groups, kept alive until the process exits. Freeing a gloo group joins its threads while
-# holding the GIL, and one of them may need the GIL to release the tensor of the last collective: a deadlock.
+# holding the GIL, and one of them may need it to release the last collective's tensor: a deadlock.
 _destroyed_groups: list[dist.ProcessGroup | None] = []
 
 
@@ -45,7 +45,10 @@ class Distributed:
 
 
 def read_environment(device_type: str, environment: Mapping[str, str]) -> Distributed:
-    """Read torchrun's variables. World size 1 if none is set; an error if some are missing or invalid."""
+    """Read torchrun's variables.
+
+    World size 1 if none is set; an error if some are missing or invalid.
+    """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Distributed(0, 0, 1, 1, _device(device_type, 0), has_group=False)
     missing = [name for name in _TORCHRUN_VARIABLES if name not in environment]
@@ -95,7 +98,7 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
 
 
 def broadcast_from_main(value: T) -> T:
-    """The main rank's value on every rank, for decisions that ranks could otherwise make differently."""
+    """The main rank's value, on every rank: for decisions that ranks might make differently."""
     if not dist.is_initialized():
         return value
     values = [value]

@@ -1,7 +1,7 @@
 """Checks before the first step that all ranks start from the same state.
 
-Gradients are averaged whatever they were computed from. A rank that loaded another checkpoint, reads
-other shards or computes in another precision would silently corrupt the run.
+Gradients are averaged whatever they were computed from. A rank that loaded another checkpoint,
+reads other shards or computes in another precision would silently corrupt the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from hotlap.errors import TrainingError
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-    """Raise on every rank if a value differs between ranks. A collective: every rank must call it."""
+    """Raise on every rank if a value differs between ranks.
+
+    A collective: every rank must call it.
+    """
     if not dist.is_initialized():
         return
     facts_of_rank: list[dict[str, Any]] = [{}] * dist.get_world_size()

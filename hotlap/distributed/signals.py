@@ -1,7 +1,7 @@
 """Stop requests. Ctrl-C, SIGTERM or SIGHUP makes a run finish its step, save and stop.
 
-A second Ctrl-C exits immediately. A second SIGTERM does not: an interrupted race sends SIGTERM after the
-terminal has sent Ctrl-C.
+A second Ctrl-C exits immediately. A second SIGTERM does not: an interrupted race sends SIGTERM
+after the terminal has sent Ctrl-C.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hotlap.model.rotary import Rotation, rotate
 
 
 class AttentionPlan(Protocol):
-    """How the queries of a batch attend to keys: a backend with its mask, or the KV cache of a layer."""
+    """How queries attend to keys: a backend and the mask of a batch, or the KV cache of a layer."""
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
         """Masked attention: (T, H, D) queries, (T, G, D) keys and values → (T, H, D)."""

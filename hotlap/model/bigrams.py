@@ -1,10 +1,10 @@
 """Bigram embeddings: rows of a table, indexed by a hash of a token and the one before it.
 
-They give every token information for which a shallow model would need a layer of attention, at the cost
-of a lookup. Pairs that collide share a row, so the hash matters. Token ids roughly follow frequency,
-which puts frequent pairs close together in the (previous, token) plane. A lattice hash with a
-golden-ratio stride maps nearby pairs to different rows; under a random hash, frequent pairs would collide
-by chance.
+They give every token information for which a shallow model would need a layer of attention, at the
+cost of a lookup. Pairs that collide share a row, so the hash matters. Token ids roughly follow
+frequency, which puts frequent pairs close together in the (previous, token) plane. A lattice hash
+with a golden-ratio stride maps nearby pairs to different rows; under a random hash, frequent pairs
+would collide by chance.
 
 Shapes: T tokens, C width.
 """
@@ -23,7 +23,10 @@ GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def previous_stride(num_rows: int) -> int:
-    """Rows between two consecutive previous tokens. Coprime to `num_rows`, so that every row is used."""
+    """Rows between two consecutive previous tokens.
+
+    Coprime to `num_rows`, so that every row is used.
+    """
     stride = max(1, round(num_rows / GOLDEN_RATIO))
     while math.gcd(stride, num_rows) != 1:
         stride += 1
@@ -36,7 +39,7 @@ def bigram_rows(tokens_T: Tensor, previous_T: Tensor, num_rows: int) -> Tensor:
 
 
 class PairTable(Table):
-    """A `Table` with a role of its own: few of its rows have a gradient in a step, which RowRms exploits."""
+    """A `Table` with its own role: few of its rows have a gradient per step, as RowRms expects."""
 
     roles: ClassVar[dict[str, Role]] = {"weight": "pairs"}
 

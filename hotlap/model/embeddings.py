@@ -1,7 +1,7 @@
-"""Value embeddings: tables indexed by the input token, whose rows are mixed into the attention values.
+"""Value embeddings: tables indexed by the input token and mixed into the attention values.
 
-`value_table_of_layer` of the configuration assigns tables to layers. The tables are separate or, as in
-the earlier records, concatenated into one wide table. Both compute the same.
+`value_table_of_layer` of the configuration assigns tables to layers. The tables are separate or, as
+in the earlier records, concatenated into one wide table. Both compute the same.
 """
 
 from __future__ import annotations

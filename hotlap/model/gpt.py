@@ -1,8 +1,8 @@
 """The language model of the records, top to bottom: embedding, encoder half, decoder half, head.
 
-The architecture is that of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). The model
-takes one packed sequence of tokens and one attention plan per layer. Encoder outputs enter the decoder
-half as skip connections, last one first (U-Net).
+The architecture is that of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). The
+model takes one packed sequence of tokens and one attention plan per layer. Encoder outputs enter
+the decoder half as skip connections, last one first (U-Net).
 
 Shapes: T tokens, C width, V padded vocabulary, G key/value heads, D head dim.
 """
@@ -87,10 +87,10 @@ class GPT(nn.Module):
         return norm(x)
 
     def first_layer_values(self, x0_TC: Tensor) -> list[Tensor | None]:
-        """Per layer: the values of the first layer (T, G, D) for every later layer, None for the first.
+        """The values of the first layer, (T, G, D), for every later layer; None for the first.
 
-        This is the value residual (https://arxiv.org/abs/2410.17897). The values are computed a second
-        time here, so that a block returns only the residual stream. A compiler merges the two.
+        This is the value residual (https://arxiv.org/abs/2410.17897). The values are computed a
+        second time here, so that a block returns only the residual stream. A compiler merges them.
         """
         block = cast(Block, self.blocks[0])
         attention = cast(Attention, block.attention)

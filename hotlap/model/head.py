@@ -16,13 +16,19 @@ from hotlap.model.roles import Role
 
 
 def softcapped(logits: Tensor, softcap: float | None) -> Tensor:
-    """softcap · tanh(logits / softcap), in at least float32. Without a softcap, the logits unchanged."""
+    """softcap · tanh(logits / softcap), in at least float32.
+
+    Without a softcap, the logits unchanged.
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
 class Head(Matrix):
-    """The output layer: (T, C) → softcapped logits (T, V). Its weight has its own optimizer group."""
+    """The output layer: (T, C) → softcapped logits (T, V).
+
+    Its weight has its own optimizer group.
+    """
 
     roles: ClassVar[dict[str, Role]] = {"weight": "head"}
 

@@ -17,7 +17,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 class Matrix(nn.Module):
-    """A linear map without bias. The float32 weight (out, in) is cast to the dtype of the input on use."""
+    """A linear map without bias. Casts its float32 weight (out, in) to the dtype of the input."""
 
     roles: ClassVar[dict[str, Role]] = {"weight": "matrix"}
 

@@ -1,7 +1,7 @@
 """Parameter roles, declared by the module that owns the parameter. Optimizer routing uses them.
 
-A module with parameters of its own has a class attribute `roles`: {parameter name: role}. A parameter
-without a role is a bug of its module and fails construction.
+A module with parameters of its own has a class attribute `roles`: {parameter name: role}. A
+parameter without a role is a bug of its module and fails construction.
 """
 
 from __future__ import annotations

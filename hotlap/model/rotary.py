@@ -1,8 +1,8 @@
 """Rotary position embeddings (RoFormer, https://arxiv.org/abs/2104.09864).
 
-Pairs of features of q and k are rotated by an angle proportional to the position. Feature i is paired
-with feature i + D/2. `full` rotates every pair, at frequencies from 1 down to about 1 / base radians per
-token. `half` rotates only the first half of the pairs and leaves the others unrotated.
+Pairs of features of q and k are rotated by an angle proportional to the position. Feature i is
+paired with feature i + D/2. `full` rotates every pair, at frequencies from 1 down to about 1 / base
+radians per token. `half` rotates only the first half of the pairs and leaves the others unrotated.
 
 Shapes: T tokens, H heads, D head dim.
 """
@@ -57,6 +57,6 @@ class Rotary(nn.Module):
         return Rotation(self.cos[:count].to(dtype), self.sin[:count].to(dtype))
 
     def at(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
-        """Arbitrary positions, also beyond `max_tokens`. Equal to the precomputed values within it."""
+        """Arbitrary positions. Equal to the precomputed values below `max_tokens`."""
         angles = torch.outer(positions_T.float(), self.frequencies)[:, None, :]
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))

@@ -21,7 +21,7 @@ GATHER_ENTRIES = 2**17
 
 @dataclass(frozen=True)
 class MatrixSpec:
-    """Shape, dtype and device. Matrices of equal spec can be stacked into one (count, rows, cols) tensor.
+    """Shape, dtype and device. Matrices of equal spec can be stacked to (count, rows, cols).
 
     `parts` is the number of matrices concatenated along the rows; each part has rows / parts rows.
     """
@@ -41,8 +41,8 @@ class MatrixSpec:
 class Chunk:
     """Indices of matrices of one spec.
 
-    Rank r owns positions r·per_rank … (r + 1)·per_rank − 1 of `members`. In an uneven chunk the last
-    ranks own fewer, or none.
+    Rank r owns positions r·per_rank … (r + 1)·per_rank − 1 of `members`. In an uneven chunk the
+    last ranks own fewer, or none.
     """
 
     spec: MatrixSpec

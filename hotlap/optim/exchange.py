@@ -18,7 +18,7 @@ from hotlap.optim.chunks import Chunk
 
 Compute = Callable[[int], Tensor]
 Apply = Callable[[int, Tensor], None]
-# Called with "compute", "gather-start", "wait" or "apply" and the chunk's index, just before each stage.
+# Called before each stage, with "compute", "gather-start", "wait" or "apply" and the chunk's index.
 OnEvent = Callable[[str, int], None]
 
 
@@ -38,7 +38,7 @@ def run_overlapped(
     on_event: OnEvent,
     process_group: dist.ProcessGroup | None,
 ) -> None:
-    """All-gather chunk i while chunk i + 1 is computed; apply chunk i while chunk i + 1 is gathered."""
+    """All-gather chunk i while chunk i + 1 is computed; apply it while chunk i + 1 is gathered."""
     world_size = dist.get_world_size(process_group)
     in_flight: tuple[int, dist.Work, Tensor] | None = None
 
@@ -68,7 +68,7 @@ def run_flat(
     on_event: OnEvent,
     process_group: dist.ProcessGroup | None,
 ) -> None:
-    """Compute all chunks, then all-reduce one flat vector, zero where another rank owns the matrix."""
+    """Compute all chunks, then all-reduce one flat vector, zero where another rank is the owner."""
     rank = dist.get_rank(process_group)
     sparse = []
     for index, chunk in enumerate(chunks):

@@ -32,8 +32,8 @@ def check_gradients(parameters: Mapping[str, Tensor], check_finite: bool | None 
 
 
 def _check_finite_entries(gradients: Mapping[str, Tensor]) -> None:
-    # One NaN or infinity makes the sum non-finite. A sum of finite entries can overflow as well, so a
-    # non-finite sum is only a reason to check the entries.
+    # One NaN or infinity makes the sum non-finite. A sum of finite entries can overflow as well, so
+    # a non-finite sum is only a reason to check the entries.
     sums = torch.stack([gradient.sum() for gradient in gradients.values()])
     if bool(sums.isfinite().all()):
         return
@@ -48,11 +48,11 @@ def _check_finite_entries(gradients: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def clip_global_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their global norm is at most `max_norm`; None leaves them unchanged.
+    """Scale all gradients down to a global norm of `max_norm`; None leaves them unchanged.
 
-    Returns the norm before clipping. Clipping happens before momentum. The size of Muon's update does
-    not depend on the size of the gradient, so for Muon clipping only changes how much this step
-    contributes to the momentum.
+    Returns the norm before clipping. Clipping happens before momentum. The size of Muon's update
+    does not depend on the size of the gradient, so for Muon clipping only changes how much this
+    step contributes to the momentum.
     """
     gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))

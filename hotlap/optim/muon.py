@@ -1,9 +1,9 @@
 """Muon: momentum orthogonalized by Newton-Schulz, for the weight matrices of a network.
 
 Muon is by Keller Jordan et al. (https://kellerjordan.github.io/posts/muon/). The distributed scheme
-follows modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt): each rank orthogonalizes the
-matrices that it owns, keeps only their momentum, and all-gathers the updates. All ranks end a step
-with the same weights if they start it with the same weights and gradients.
+follows modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt): each rank orthogonalizes
+the matrices that it owns, keeps only their momentum, and all-gathers the updates. All ranks end a
+step with the same weights if they start it with the same weights and gradients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
     """Muon for matrices, given as tensors, (name, tensor) pairs or parameter groups of either.
 
     `lr`, `momentum` and `weight_decay` may differ per group and change between steps. The state is
-    keyed by name; an unnamed tensor is named after its position. The other options hold for all groups:
+    keyed by name; an unnamed tensor is named after its position. Options of all groups:
 
     nesterov        use Nesterov momentum
     momentum_form   "lerp": buffer = momentum·buffer + (1 − momentum)·gradient;
@@ -53,18 +53,18 @@ class Muon(torch.optim.Optimizer):
     ns_steps        number of Newton-Schulz steps
     coefficients    of the Newton-Schulz polynomials: "quintic" or "polar-express"
     ns_dtype        dtype of Newton-Schulz; by default bfloat16 on CUDA and float32 elsewhere
-    update_scale    "aspect": √max(1, rows/cols); "match-rms": 0.2·√max(rows, cols), which matches the
-                    RMS of AdamW's updates
+    update_scale    "aspect": √max(1, rows/cols); "match-rms": 0.2·√max(rows, cols), which matches
+                    the RMS of AdamW's updates
     cautious        decay only the entries that the update moves toward zero
     lr_factors      {name: factor on the learning rate}, such as {"blocks.0.mlp.up": 2.0}
-    parts           {name: number of matrices concatenated along the rows}, each orthogonalized on its
-                    own, such as {"blocks.0.attention.qkv": 3}
+    parts           {name: number of matrices concatenated along the rows}, each orthogonalized on
+                    its own, such as {"blocks.0.attention.qkv": 3}
     communication   "overlapped": all-gather a chunk while the next one is computed; "flat": one
                     all-reduce of all updates, the baseline for measuring the overlap
-    gather_entries  target number of entries that a rank contributes to one all-gather; small matrices
-                    are gathered several at a time
-    check_finite    raise on NaN or infinity in the gradients before anything changes; by default only
-                    on the CPU, because on a GPU it synchronizes in every step
+    gather_entries  target number of entries that a rank contributes to one all-gather; small
+                    matrices are gathered several at a time
+    check_finite    raise on NaN or infinity in the gradients before anything changes; by default
+                    only on the CPU, because on a GPU it synchronizes in every step
     on_event        called before each stage of each chunk, see `exchange.OnEvent`
     """
 
@@ -128,7 +128,7 @@ class Muon(torch.optim.Optimizer):
         local_chunks = []
         for chunk in plan_chunks(specs, self.world_size, self._gather_entries):
             owned = chunk.owned_by(self.rank)
-            # At least float32: half precision would round away the small increments of the momentum.
+            # At least float32: half precision would round away small increments.
             dtype = torch.promote_types(chunk.spec.dtype, torch.float32)
             momentum = torch.zeros((len(owned), *chunk.shape[1:]), dtype=dtype, device=chunk.spec.device)
             weights = [named[member][1] for member in chunk.members]

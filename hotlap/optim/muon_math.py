@@ -37,7 +37,7 @@ class PlainMath:
         return updates.add_(buffer, alpha=momentum) if nesterov else buffer
 
     def orthogonalize(self, updates: Tensor, coefficients: Coefficients, dtype: torch.dtype) -> Tensor:
-        """The approximate polar factor of each matrix of `updates` (count, rows, cols), in `dtype`."""
+        """The approximate polar factor of each matrix of (count, rows, cols), in `dtype`."""
         return orthogonalize(updates, coefficients, dtype=dtype)
 
     def update_weights(
@@ -48,7 +48,7 @@ class PlainMath:
         decays: Sequence[float],
         cautious: bool,
     ) -> None:
-        """weight −= decay · weight + rate · update, in place, per matrix of `updates` (count, rows, cols).
+        """weight −= decay · weight + rate · update, in place, per matrix of (count, rows, cols).
 
         Cautious weight decay applies only to the entries that the update moves toward zero.
         """

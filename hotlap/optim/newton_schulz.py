@@ -1,7 +1,7 @@
 """Newton-Schulz orthogonalization: matmuls alone drive every singular value toward 1.
 
-Pure functions of one matrix or of a stack of matrices of one shape. The input is first divided by its
-Frobenius norm, so a singular value s means s / norm here. After five steps a singular value
+Pure functions of one matrix or of a stack of matrices of one shape. The input is first divided by
+its Frobenius norm, so a singular value s means s / norm here. After five steps a singular value
 s ≥ 0.0015 lies in [0.68, 1.21] with the quintic coefficients of Muon
 (https://kellerjordan.github.io/posts/muon/) and in [0.87, 1.13] with Polar Express
 (https://arxiv.org/abs/2505.16932). A smaller one grows but may stay below that range; 0 stays 0.
@@ -40,18 +40,18 @@ _POLAR_EXPRESS = (
 # steep. Dividing the singular values by this factor keeps them inside.
 _SAFETY = 1.01
 
-# Aspect ratio from which the Gram form needs fewer FLOPs than the plain form. In units of one
-# (rows × rows) · (rows × rows) matmul and with r = cols / rows, a segment of k steps costs k(2r + 1) in
-# the plain form and 2r + 4k − 3 in the Gram form.
+# Aspect ratio from which the Gram form needs fewer FLOPs than the plain form. With r = cols / rows,
+# a segment of k steps costs as much as k(2r + 1) matmuls of (rows, rows) matrices in the plain form
+# and 2r + 4k − 3 in the Gram form.
 _MIN_GRAM_ASPECT = 1.5
-# The Gram matrix squares the condition number. Iterating on it alone for five steps has an error of 1e-4
-# in float32 if many singular values are small. The first steps raise those, so recomputing the Gram
-# matrix after the first segment makes the result as accurate as the plain form.
+# The Gram matrix squares the condition number. Iterating on it alone for five steps has an error of
+# 1e-4 in float32 if many singular values are small. The first steps raise those, so recomputing the
+# Gram matrix after the first segment makes the result as accurate as the plain form.
 GRAM_FIRST_SEGMENT = 2
 GRAM_SEGMENT = 3
 
-# The iteration reads a slice of the stack many times, so the slice should fit in the CPU's cache. With
-# too few matrices per thread, the overhead of the call costs more than the cache misses it avoids.
+# The iteration reads a slice of the stack many times, so the slice should fit in the CPU's cache.
+# With too few matrices per thread, the overhead of the call outweighs that.
 _CPU_SLICE_BYTES = 512 * 1024
 _MIN_MATRICES_PER_THREAD = 2
 
@@ -80,10 +80,10 @@ def working_dtype(matrices: Tensor) -> torch.dtype:
 def orthogonalize(
     matrices: Tensor, coefficients: Coefficients, *, dtype: torch.dtype | None = None, form: Form = "auto"
 ) -> Tensor:
-    """The approximate polar factor U·Vᵀ of each matrix of (rows, cols) or (count, rows, cols), in `dtype`.
+    """The approximate polar factor U·Vᵀ of each matrix of ([count,] rows, cols), in `dtype`.
 
-    `form` selects the order of the matmuls. "auto" uses the Gram form for elongated matrices in float32
-    and float64, and the plain form otherwise: in bfloat16 the Gram form loses accuracy.
+    `form` selects the order of the matmuls. "auto" uses the Gram form for elongated matrices in
+    float32 and float64, and the plain form otherwise: in bfloat16 the Gram form loses accuracy.
     """
     assert matrices.ndim in (2, 3), f"expected (rows, cols) or (count, rows, cols), found {matrices.shape}"
     dtype = dtype or working_dtype(matrices)
@@ -105,7 +105,7 @@ def gram_pays(shape: torch.Size, dtype: torch.dtype) -> bool:
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:
-    """Sizes of the slices that the stack is split into: one slice, or on a CPU slices that fit in cache."""
+    """Matrices per slice of the stack: one slice, or on a CPU slices that fit in cache."""
     count = stacked.shape[0]
     if stacked.device.type != "cpu" or count == 0:
         return [count]
@@ -127,7 +127,7 @@ def _unit_norm(x: Tensor) -> Tensor:
 
 
 def _iterate_plain(x: Tensor, coefficients: Coefficients) -> Tensor:
-    """x ← a·x + (b·G + c·G²)·x with G = x·xᵀ, per step. x is (count, rows, cols) with rows ≤ cols."""
+    """x ← a·x + (b·G + c·G²)·x with G = x·xᵀ, per step. x is (count, rows, cols), rows ≤ cols."""
     for a, b, c in coefficients:
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -138,8 +138,8 @@ def _iterate_plain(x: Tensor, coefficients: Coefficients) -> Tensor:
 def _iterate_gram(x: Tensor, coefficients: Coefficients) -> Tensor:
     """The same iteration, on (rows, rows) matrices within a segment of steps.
 
-    Each step multiplies x by a polynomial P of G = x·xᵀ, which turns G into P·G·P. A segment therefore
-    iterates on G, multiplies its polynomials together, and multiplies x by the result once.
+    Each step multiplies x by a polynomial P of G = x·xᵀ, which turns G into P·G·P. A segment
+    therefore iterates on G and multiplies x by the combined polynomial once.
     """
     first, rest = coefficients[:GRAM_FIRST_SEGMENT], coefficients[GRAM_FIRST_SEGMENT:]
     segments = [first, *(rest[i : i + GRAM_SEGMENT] for i in range(0, len(rest), GRAM_SEGMENT))]

@@ -13,7 +13,10 @@ Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str
 
 
 def named_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Parameter groups of (name, tensor) pairs. An unnamed tensor is named after its overall position."""
+    """Parameter groups of (name, tensor) pairs.
+
+    An unnamed tensor is named after its overall position.
+    """
     entries: list[Any] = list(parameters)
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     position = 0
@@ -52,7 +55,7 @@ def check_unique(named: Iterable[tuple[str, Tensor]]) -> None:
 def check_matrices(
     named: list[tuple[str, Tensor]], parts: Mapping[str, int], lr_factors: Mapping[str, float]
 ) -> None:
-    """Raise on a tensor that is not a matrix, on rows not divisible by `parts`, and on unknown names."""
+    """Raise on tensors that are not matrices, rows not divisible by `parts`, and unknown names."""
     for name, tensor in named:
         if tensor.ndim != 2:
             raise OptimizerError(

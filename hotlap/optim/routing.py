@@ -1,7 +1,7 @@
 """Parameter routing: which optimizer trains which parameter, by the role that the model declares.
 
-Every parameter is routed exactly once, or construction fails with an error that names it. The result
-is a table. A run prints it before its first step, and the optimizers are built from it alone.
+Every parameter is routed exactly once, or construction fails with an error that names it. The
+result is a table, which a run prints before its first step. The optimizers are built from it alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class RoutedParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """One row of the table. `owner` is the rank that computes the update; None means all ranks do."""
+    """One row of the table.
+
+    `owner` is the rank that computes the update; None means all ranks do.
+    """
 
     name: str
     tensor: Tensor
@@ -98,7 +101,10 @@ def route(
     *,
     model_parameters: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Routing:
-    """Route each parameter by its role. Raise if one of `model_parameters` is not among `parameters`."""
+    """Route each parameter by its role.
+
+    Raise if one of `model_parameters` is not among `parameters`.
+    """
     declared = list(parameters)
     check_unique((parameter.name, parameter.tensor) for parameter in declared)
     _check_roles(declared)

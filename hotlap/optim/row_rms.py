@@ -1,9 +1,9 @@
 """RowRms: RMSprop for an embedding table, updating only the rows that have a gradient.
 
-Adam reads and writes the whole table in every step, because its moments decay even where the gradient
-is zero. Here a row whose gradient is zero keeps its value and its second moment. There is no first
-moment: it would either keep moving rows that no token uses or go stale with them. Without it, a rare
-row moves about as far per gradient as Adam moves it in the steps after that gradient.
+Adam reads and writes the whole table in every step, because its moments decay even where the
+gradient is zero. Here a row whose gradient is zero keeps its value and its second moment. There is
+no first moment: it would either keep moving rows that no token uses or go stale with them. Without
+it, a rare row moves about as far per gradient as Adam moves it in the steps after that gradient.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RowRms(torch.optim.Optimizer):
 def step_rows(
     table: Tensor, grad: Tensor, squares: Tensor, lr: float, beta2: float, correction: float, eps: float
 ) -> None:
-    """Update the rows of `table` and `squares` whose row of `grad` is not all zero. All are (rows, width).
+    """Update the rows of `table` and `squares` where `grad` is not all zero. All are (rows, width).
 
     squares ← beta2 · squares + (1 − beta2) · grad²
     table ← table − lr · grad / (√(squares / correction) + eps)

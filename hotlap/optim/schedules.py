@@ -42,6 +42,6 @@ def cosine(step: int, steps: int, warmup_steps: int, final_fraction: float) -> f
 
 
 def momentum(step: int, muon: MuonConfig) -> float:
-    """Muon's momentum: linear from `momentum_start` to `momentum_end` over the warmup, then constant."""
+    """Muon's momentum: a linear warmup from `momentum_start` to `momentum_end`, then constant."""
     done = min(step / muon.momentum_warmup_steps, 1.0) if muon.momentum_warmup_steps else 1.0
     return (1 - done) * muon.momentum_start + done * muon.momentum_end

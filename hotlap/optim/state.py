@@ -1,8 +1,8 @@
 """Optimizer state as named tensors, as a checkpoint stores it, independent of the number of ranks.
 
-A tensor is named `parameter/entry`, such as `blocks.0.mlp.up/momentum`. Muon's state is gathered from
-the ranks that own it; the state of the other optimizers is equal on all ranks. Restoring is bit-exact.
-A state that does not fit raises before anything has changed.
+A tensor is named `parameter/entry`, such as `blocks.0.mlp.up/momentum`. Muon's state is gathered
+from the ranks that own it; the state of the other optimizers is equal on all ranks. Restoring is
+bit-exact. A state that does not fit raises before anything has changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def restore_state(optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[
         if isinstance(optimizer, Muon):
             state_dict["state"] = {name: by_name[name] for name in _named(optimizer)}
         else:
-            # Clone, because an optimizer may keep the tensors that it loads and update them in place.
+            # Clone, because an optimizer may keep and overwrite the tensors that it loads.
             state_dict["state"] = {
                 index: {entry: value.clone() for entry, value in by_name[name].items()}
                 for index, name in enumerate(_named(optimizer))

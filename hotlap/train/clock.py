@@ -1,7 +1,7 @@
 """The clock of a run: every second belongs to exactly one phase.
 
-Only `training` counts as training time. Setup, compilation, validation and saving are timed separately
-and reported next to it. On a GPU a phase ends when the device has finished, not when the work is queued.
+Only `training` counts as training time. Setup, compilation, validation and saving are timed
+separately and reported next to it. On a GPU a phase ends when the device has finished.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Clock:
 
     @property
     def training_s(self) -> float:
-        """Seconds of training so far. Does not synchronize: on a GPU, queued work may still be running."""
+        """Seconds of training so far.
+
+        Does not synchronize: on a GPU, queued work may still be running.
+        """
         running = time.perf_counter() - self._since if self._phase == "training" else 0.0
         return self.seconds["training"] + running
 

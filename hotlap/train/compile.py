@@ -1,4 +1,4 @@
-"""torch.compile: what it is applied to, and the warmup that keeps compilation out of the training time."""
+"""What torch.compile is applied to, and the warmup that keeps compilation out of training time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hotlap.train.masking import Masking
 
 CPU_COMPILE_SECONDS = 30  # to compile blocks on a CPU with a cold cache, at most
 CPU_COMPILE_GAIN = 0.2  # fraction of the training time that compiled blocks save on a CPU
-# Speed of an uncompiled run on a CPU, to estimate its duration. A constant instead of a measurement, because
-# a resumed run must make the same choice: compiled and uncompiled code round differently.
+# Speed of an uncompiled run on a CPU, to estimate its duration. Not measured, because a
+# resumed run must make the same choice: compiled and uncompiled code round differently.
 ASSUMED_GFLOPS_PER_THREAD = 30
 
 
@@ -30,7 +30,7 @@ class CompileChoice(NamedTuple):
 def choose_mode(
     config: Config, device: torch.device, dtype: torch.dtype, num_threads: int, installed: Installed
 ) -> CompileChoice:
-    """`auto` compiles on CUDA, and on a CPU without kernels if the run is long enough for it to pay off."""
+    """`auto` compiles on CUDA, and on a CPU without kernels if the run is long enough."""
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as configured")
@@ -53,11 +53,11 @@ def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> 
         return
     # The default is a temporary directory, which does not survive a reboot.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
-    # The blocked backend returns a number of saved probabilities that depends on the mask. Without this
-    # option the graph of every layer would break at its attention.
+    # The blocked backend returns a number of saved probabilities that depends on the mask. Without
+    # this option the graph of every layer would break at its attention.
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
-    # All blocks share one forward function, which is compiled once per variant of block, with and without
-    # gradients. Beyond its limit the compiler would silently run the remaining blocks uncompiled.
+    # All blocks share one forward function, which is compiled once per variant of block, with and
+    # without gradients. Beyond its limit the compiler would leave the remaining blocks uncompiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(model.blocks))
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
@@ -81,7 +81,10 @@ def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Di
 
 
 def micro_batch_sequences(config: Config, world_size: int) -> set[int]:
-    """Sizes of a rank's micro-batches in sequences. The last micro-batch of a step may be smaller."""
+    """Sizes of a rank's micro-batches in sequences.
+
+    The last micro-batch of a step may be smaller.
+    """
     per_rank = config.batch.tokens_per_step // config.batch.sequence_tokens // world_size
     micro = config.batch.micro_sequences
     return {min(micro, per_rank - start) for start in range(0, per_rank, micro)}

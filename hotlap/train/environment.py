@@ -1,7 +1,7 @@
 """The environment of a run: versions, hardware, git commit, selected environment variables.
 
-Only the environment variables named here are recorded, so that no secret ends up in the files of a run.
-`run.py` adds what depends on the model and the data.
+Only the environment variables named here are recorded, so that no secret ends up in the files of a
+run. `run.py` adds what depends on the model and the data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from hotlap import __version__, hardware
 
-# Variables that affect speed or results. Full names, never patterns: a pattern could match a secret.
+# Variables that affect speed or results. Full names only: a pattern could match a secret.
 RECORDED_VARIABLES = (
     "CC",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -88,7 +88,7 @@ def describe_environment(
 
 
 def working_commit() -> str | None:
-    """Git commit of the working directory, with `-dirty` if tracked files are modified; None outside git."""
+    """Git commit of the working directory, `-dirty` if tracked files differ; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(

@@ -30,8 +30,8 @@ def evaluate(
         tokens = batch.inputs.flatten()
         plans = masking.plans(tokens, batch.chunk_tokens)
         sums.append(model(tokens, batch.targets.flatten(), plans, reduction="sum"))
-    # Summed in float64, so that the result does not depend on how sequences are split across ranks. Summed
-    # on the CPU, because some devices have no float64.
+    # Summed in float64, so that the result does not depend on how sequences are split across ranks.
+    # Summed on the CPU, because some devices have no float64.
     nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)
     if dist.is_initialized():
         nats = nats.to(batches.device)

@@ -1,8 +1,8 @@
 """FLOPs per token, peak FLOP/s of the device, peak memory.
 
 Model FLOPs per token, forward plus backward: 6 per matmul weight (blocks and head; embeddings are
-lookups), and per layer 12 · width per key that a query attends to. The backward pass counts as twice the
-forward pass.
+lookups), and per layer 12 · width per key that a query attends to. The backward pass counts as
+twice the forward pass.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hotlap.attention.visibility import window_tokens
 from hotlap.config import Config
 from hotlap.hardware import measure_matmul_gflops
 
-# Dense bfloat16 peaks in TFLOP/s, from the vendors' data sheets. Full names as the driver reports them: a
-# prefix would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
+# Dense bfloat16 peaks in TFLOP/s, from the vendors' data sheets. Full names as the driver reports
+# them: a prefix would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
 KNOWN_GPU_TFLOPS = {
     "NVIDIA H100 80GB HBM3": 989.4,
     "NVIDIA H100 PCIe": 756.0,
@@ -48,7 +48,7 @@ def matmul_flops_per_token(config: Config) -> int:
 
 
 def attention_flops_per_token(config: Config, keys_per_token: float) -> float:
-    """Forward and backward FLOPs per token of attention over `keys_per_token` keys, in all layers."""
+    """Forward and backward FLOPs per token of attention to `keys_per_token` keys, all layers."""
     model = config.model
     layers = model.num_layers - len(model.attention_free_layers)
     return 12 * layers * model.width * keys_per_token
@@ -79,7 +79,7 @@ def mean_keys(window_tokens: int, context_tokens: int) -> float:
 
 
 def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Peak matmul GFLOP/s of the device: measured on a CPU, from a table on a GPU, None if unknown."""
+    """Peak matmul GFLOP/s: measured on a CPU, from a table on a GPU, None if unknown."""
     if device.type == "cpu":
         return measure_matmul_gflops(dtype=dtype)
     if device.type == "cuda" and dtype == torch.bfloat16:

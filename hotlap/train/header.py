@@ -1,4 +1,4 @@
-"""The header that a run prints before its first step: every choice that would otherwise be silent."""
+"""The header that a run prints before its first step: choices that would otherwise be silent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A lap: the data, model, optimizers and backend of a run, built from its configuration.
 
-The code is the same for one process and for many. Every rank builds the same model and opens the same
-data; with several ranks the model is also wrapped in DistributedDataParallel.
+The code is the same for one process and for many. Every rank builds the same model and opens the
+same data; with several ranks the model is also wrapped in DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         model = build_model(config.model, packed_tokens(config), dtype)
     masking = Masking(config, backend, data.end_of_text, device)
     routing = route_parameters(model, config, distributed.world_size)
-    # Newton-Schulz runs in the precision of the run: bfloat16 is faster where the hardware supports it.
+    # Newton-Schulz runs in the precision of the run: bfloat16 is faster where hardware supports it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
     installed = kernels.install(
         model,
@@ -114,7 +114,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    # Buffers need no sync: every rank computes the same tables. Newer releases of torch renamed the option.
+    # No sync: every rank computes the same buffers. Newer releases of torch renamed the option.
     known = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     device_ids = [device] if device.type == "cuda" else None
@@ -123,7 +123,10 @@ def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
 
 
 def packed_tokens(config: Config) -> int:
-    """Maximum number of positions that the model needs. GPT-2's positions restart with every sequence."""
+    """Maximum number of positions that the model needs.
+
+    GPT-2's positions restart with every sequence.
+    """
     if config.model.architecture == "gpt2":
         return config.batch.sequence_tokens
     return config.batch.micro_sequences * config.batch.sequence_tokens
@@ -182,7 +185,10 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
 
 
 def end_of_text_of(stream: TokenStream, tokenizer: str) -> int:
-    """The token that starts a document. Without a manifest it is known for the GPT-2 tokenizer only."""
+    """The token that starts a document.
+
+    Without a manifest it is known for the GPT-2 tokenizer only.
+    """
     if stream.end_of_text is not None:
         return stream.end_of_text
     if tokenizer != "gpt2":

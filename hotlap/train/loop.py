@@ -1,8 +1,8 @@
 """The training loop: validate if due, save if due, one update, record it.
 
-A step has the same tokens for any number of ranks and micro-batches; gradients are averaged over all of
-them. Decisions depend only on values that are reduced over the ranks (loss, stop requests), so all ranks
-decide alike. Only the main rank writes.
+A step has the same tokens for any number of ranks and micro-batches; gradients are averaged over
+all of them. Decisions depend only on values that are reduced over the ranks (loss, stop requests),
+so all ranks decide alike. Only the main rank writes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Trainer:
         self.snapshots = snapshots
         self.stop = stop
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
-        # A checkpoint is saved after its validation, so a resumed run does not repeat the validation.
+        # A checkpoint is saved after its validation, which a resumed run does not repeat.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
         self._ends_at_target = validated is not None and ends_at_target(validated, lap.config.evaluation)
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
@@ -58,7 +58,7 @@ class Trainer:
         self._save_overdue = False  # by the main rank's clock
 
     def run(self) -> str:
-        """Train to the last step, the target or a stop request: "finished", "target" or "interrupted"."""
+        """Train until the run is "finished", has reached its "target" or is "interrupted"."""
         steps = self.lap.config.schedule.steps
         self.clock.switch("training")
         while True:
@@ -68,8 +68,8 @@ class Trainer:
             if self._ends_at_target or self.progress.step == steps:
                 self._save()
                 return "target" if self._ends_at_target else "finished"
-            # Do not save after a skipped step: the weights have not changed since the step before, and the
-            # new checkpoint could evict an older one.
+            # Do not save after a skipped step: the weights have not changed since the step before,
+            # and the new checkpoint could evict an older one.
             save_due = self._save_overdue or self.snapshots.due(self.progress.step)
             if save_due and self._updated:
                 self._save()
@@ -142,7 +142,7 @@ class Trainer:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
     def _reduce_loss_and_flags(self, loss: Tensor) -> tuple[float, bool]:
-        """The mean loss over all ranks, and whether any rank was asked to stop, in one all-reduce."""
+        """Mean loss over all ranks, and whether any rank was asked to stop, in one all-reduce."""
         overdue = self.lap.distributed.is_main and self.snapshots.overdue()
         flags = loss.new_tensor([self.stop.requested, overdue], dtype=torch.float32)
         figures = torch.cat([loss.float()[None], flags])
@@ -193,7 +193,7 @@ class Trainer:
         self._sample()
 
     def _sample(self) -> None:
-        """Sample text after each quarter of the run and at its target, unless the loss has diverged."""
+        """Sample text after each quarter of the run and at its target, unless it has diverged."""
         progress, tokenizer = self.progress, self.lap.data.tokenizer
         quarter = 4 * progress.step // self.lap.config.schedule.steps
         if tokenizer is None or not (quarter > self._quarters_sampled or self._ends_at_target):
