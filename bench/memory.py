@@ -1,9 +1,9 @@
-"""How much memory does one whole step of 12 × 768 with 50,304 tokens of vocabulary and 16,384 a step need?
+"""How much memory does a training step of the 12 × 768 model with GPT-2's vocabulary need?
 
     python -m bench.memory [--threads 2]      about three minutes on two cores
 
-Forward, backward and both optimizers, not compiled, one document. Each precision in a process of its own; the
-figures are the peak of its resident set so far.
+Forward, backward and both optimizers, without torch.compile, on one document. Each precision runs in its own
+process; the numbers are its peak resident set size so far.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TOKENS = 16_384
 
 
 def measure(dtype: torch.dtype, threads: int) -> list[float]:
-    """GiB after the model was built, the forward, the backward and the optimizers."""
+    """Peak GiB after building the model, the forward, the backward and the optimizer step."""
     tune_malloc()
     torch.set_num_threads(threads)
     changes = {"batch.sequence_tokens": TOKENS, "batch.tokens_per_step": TOKENS}

@@ -1,6 +1,7 @@
-"""What the other benchmarks measure against: this machine's matrix-product peak, now, and a best-of timer.
+"""The reference of the other benchmarks: the machine's current float32 matmul peak, and a best-of timer.
 
-Speeds are given as a fraction of a float32 peak taken in the same run, because clocks and neighbours change.
+Speeds are reported as a fraction of the peak measured in the same run, because clock rates and other load on
+the machine vary.
 """
 
 import time
@@ -10,7 +11,7 @@ import torch
 
 
 def best_seconds(call: Callable[[], object], repeats: int) -> float:
-    """The fastest of several calls: what is slower was disturbed."""
+    """Seconds of the fastest of several calls, which is least affected by other load."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -19,8 +20,8 @@ def best_seconds(call: Callable[[], object], repeats: int) -> float:
     return best
 
 
-def product_rates(size: int = 2048, repeats: int = 5) -> list[float]:
-    """Floating-point operations a second of square float32 products, on torch's current threads."""
+def matmul_rates(size: int = 2048, repeats: int = 5) -> list[float]:
+    """FLOP/s of square float32 matmuls, with torch's current threads."""
     a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     rates = []
     for _ in range(repeats):
@@ -31,4 +32,4 @@ def product_rates(size: int = 2048, repeats: int = 5) -> list[float]:
 
 
 def sgemm_peak_flops() -> float:
-    return max(product_rates())
+    return max(matmul_rates())

@@ -1,8 +1,11 @@
-"""How fast text becomes tokens, and how much memory it takes: `python -m bench.prepare [--gigabytes 2]`.
+"""How fast is tokenization, and how much memory does it need?
 
-Without arguments: tokenizing speed in memory on 1 and on all cores, against the `tokenizers` library. With
-`--gigabytes`: a generated JSONL goes through `hotlap data prepare` three times: once measured, once killed
-half-way with SIGKILL, once more after that; the shards of the first and the last must be the same bytes.
+    python -m bench.prepare [--gigabytes 2]
+
+Without arguments: tokenizing speed in memory on one thread and on all cores, compared with the Hugging Face
+`tokenizers` library. With `--gigabytes`: `hotlap data prepare` processes a generated JSONL file three times.
+The first run is measured, the second is killed halfway with SIGKILL, and the third must produce shards that
+are byte-identical to those of the first.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ from hotlap.corpus.tokenizer import Tokenizer, train_tokenizer
 from hotlap.progress import to_stderr
 
 REPEATS = 3
-SAMPLES_A_SECOND = 50
+SAMPLES_PER_SECOND = 50
 
 
 def tokenizing_speed() -> None:
     texts = list(CORPORA["sotu"].texts(to_stderr))
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    learned = train_tokenizer((text for index, text in enumerate(texts) if index % 20 != 10), 4096)
+    trained = train_tokenizer((text for index, text in enumerate(texts) if index % 20 != 10), 4096)
     cores = available_workers()
     print(f"sotu, {megabytes:.1f} MB of text in memory, best of {REPEATS}, MB/s")
     print(f"{'tokenizer':<10} {'1 thread':>10} {f'{cores} threads':>10} {'tokenizers, 1 thread':>22}")
-    for tokenizer in (fetch_gpt2_tokenizer(to_stderr), learned):
+    for tokenizer in (fetch_gpt2_tokenizer(to_stderr), trained):
         speeds = [megabytes / best_seconds(tokenizer, texts, workers) for workers in (1, cores)]
         reference = reference_speed(tokenizer, texts[::8])
         print(f"{tokenizer.name:<10} {speeds[0]:>10.1f} {speeds[1]:>10.1f} {reference:>22.1f}")
@@ -62,7 +65,7 @@ def reference_speed(tokenizer: Tokenizer, texts: list[str]) -> float:
 
 
 def generate(path: Path, gigabytes: float) -> None:
-    """JSONL of documents of 200 to 20,000 characters, cut from `sotu` and shuffled."""
+    """Write a JSONL file of random excerpts of `sotu`, 200 to 20,000 characters each."""
     rng = random.Random(1)
     text = "\n".join(CORPORA["sotu"].texts(to_stderr))
     with path.open("w") as file:
@@ -78,7 +81,7 @@ def prepare_command(source: Path, out: Path) -> list[str]:
 
 
 def peak_memory(process: subprocess.Popen[bytes]) -> int:
-    """The largest sum of resident bytes over the process and its children, sampled until it ends."""
+    """Peak resident bytes of the process and its children together, sampled until it ends."""
     peak = 0
     root = psutil.Process(process.pid)
     while process.poll() is None:
@@ -89,7 +92,7 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
             except psutil.NoSuchProcess:
                 continue
         peak = max(peak, total)
-        time.sleep(1 / SAMPLES_A_SECOND)
+        time.sleep(1 / SAMPLES_PER_SECOND)
     if process.returncode:
         raise SystemExit(f"prepare ended with {process.returncode}")
     return peak
@@ -98,7 +101,7 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
 def shard_bytes(directory: Path) -> int:
     try:
         return sum(path.stat().st_size for path in directory.glob("*.bin*"))
-    except FileNotFoundError:  # one has just been renamed
+    except FileNotFoundError:  # a file was just renamed
         return 0
 
 
@@ -114,26 +117,26 @@ def large_input(gigabytes: float) -> None:
         seconds = time.perf_counter() - start
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_seconds = used.ru_utime + used.ru_stime
-        print(f"{size / 1e9:.2f} GB of JSONL: {seconds:.0f} s, {size / 1e6 / seconds:.1f} MB/s all in all;")
+        print(f"{size / 1e9:.2f} GB of JSONL: {seconds:.0f} s, {size / 1e6 / seconds:.1f} MB/s in total;")
         print(f"{cpu_seconds:.0f} CPU seconds, {size / 1e6 / cpu_seconds:.1f} MB per CPU second")
         print(f"peak memory of all processes: {peak / 2**20:.0f} MiB")
 
         killed = subprocess.Popen(prepare_command(source, directory / "again"))
         half = shard_bytes(directory / "whole") / 2
         while shard_bytes(directory / ".again.unfinished") < half:
-            time.sleep(1 / SAMPLES_A_SECOND)
+            time.sleep(1 / SAMPLES_PER_SECOND)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        print(f"killed half-way; under its name there was nothing: {not (directory / 'again').exists()}")
+        print(f"killed halfway; no directory under the final name: {not (directory / 'again').exists()}")
         subprocess.run(prepare_command(source, directory / "again"), check=True)
         names = sorted(path.name for path in (directory / "whole").glob("*.bin"))
         same, _, _ = filecmp.cmpfiles(directory / "whole", directory / "again", names, shallow=False)
-        print(f"shards of the rerun identical to those of the uninterrupted run: {sorted(same) == names}")
+        print(f"shards of the rerun identical to the uninterrupted run: {sorted(same) == names}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, help="prepare a generated JSONL of this size as well")
+    parser.add_argument("--gigabytes", type=float, help="also prepare a generated JSONL file of this size")
     args = parser.parse_args()
     tokenizing_speed()
     if args.gigabytes:

@@ -1,8 +1,8 @@
-"""The table of all recipes: races them, and writes what the race says into README.md and docs/recipes.md.
+"""Race all recipes and write the results to README.md and docs/recipes.md.
 
-`python -m bench.recipes_table [options of hotlap race]` races (or goes on with) `runs/recipes`; those of the
-published table are in the Makefile. `python -m bench.recipes_table --race DIR` only writes, from a race that
-is over. The figures are kept as docs/recipes.json, which a test compares with the README.
+`python -m bench.recipes_table [options of hotlap race]` runs or resumes the race `runs/recipes`; the Makefile
+has the options of the published table. `python -m bench.recipes_table --race DIR` only writes the documents
+from a finished race. The results are stored in docs/recipes.json, and a test compares README.md with them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hotlap.report.picture import write_picture
 ROOT = Path(__file__).parents[1]
 RACE = ["--runs", "runs", "--name", "recipes"]
 START, END = "<!-- recipes-table:start -->", "<!-- recipes-table:end -->"
+WIDTH = 100  # columns of the documents
 
 
 def main(words: Sequence[str]) -> int:
@@ -32,7 +34,7 @@ def main(words: Sequence[str]) -> int:
         directory = Path(words[1])
     else:
         directory = Path("runs/recipes")
-        # A recipe with a shape of its own has no place among equal shapes and steps; see bench.marks.
+        # A recipe with its own dimensions is not comparable with the others at equal steps; see bench.marks.
         raced = [recipe.name for recipe in RECIPES.values() if not recipe.at_size]
         code = dispatch(["race", *raced, *RACE, *words])
         if code:
@@ -42,12 +44,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def write_documents(race: Path, root: Path) -> None:
-    """recipes.json and recipes.png in docs, and the tables between the markers of the two documents."""
+    """Write recipes.json and recipes.png to docs, and the tables between the markers of both documents."""
     directory = RaceDirectory(race)
     plan = directory.read_plan()
     if not directory.results_path.exists():
         raise ReportError(
-            expected=f"a race that is over in {race}", found="no results.json", do=f"run `{plan.command}`"
+            expected=f"a finished race in {race}", found="no results.json", do=f"run `{plan.command}`"
         )
     results = json.loads(directory.results_path.read_text())
     texts = {
@@ -68,13 +70,13 @@ def write_documents(race: Path, root: Path) -> None:
 
 
 def between_markers(path: Path, text: str) -> str:
-    """The file's text with `text` between its two markers."""
+    """The file's content with `text` between its two markers."""
     content = path.read_text() if path.exists() else ""
     if content.count(START) != 1 or content.count(END) != 1 or content.index(START) > content.index(END):
         raise ReportError(
             expected=f"`{START}` and then `{END}`, once each, in {path}",
             found="something else",
-            do="put the two lines where the table belongs",
+            do="add both markers where the table belongs",
         )
     before, rest = content.split(START)
     after = rest.split(END)[1]
@@ -88,27 +90,33 @@ def short_text(results: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             markdown([headers[0], "what it adds", *headers[1:]], rows),
-            f"{provenance(results)} All figures: [docs/recipes.md](docs/recipes.md).",
+            wrapped(f"{provenance(results)} All results: [docs/recipes.md](docs/recipes.md)."),
             "![Validation over training time, mean and range of each recipe](docs/recipes.png)",
         ]
     )
 
 
 def long_text(results: Mapping[str, Any]) -> str:
-    """All figures, how they came about and on what, for docs/recipes.md."""
+    """All results, the command and the machine, for docs/recipes.md."""
     headers, rows = table(results["statistics"], full=True)
     published = [[recipe.name, *record_of(recipe)] for recipe in RECIPES.values() if recipe.record]
     machine = [[key.replace("_", " "), str(value)] for key, value in results["machine"].items() if value]
     verdicts = [line for line in verdict_lines(results) if line]
     return "\n\n".join(
         [
-            f"{provenance(results)} {table_note()}",
+            wrapped(f"{provenance(results)} {table_note()}"),
             markdown(headers, rows),
             "```\n" + "\n".join(verdicts) + "\n```",
             "![Validation over training time, mean and range of each recipe](recipes.png)",
-            f"Made with `{results['command']}` on:",
+            "Command:",
+            "```\n" + wrapped(results["command"], continuation=" \\\n  ") + "\n```",
+            "Machine:",
             markdown(["", ""], machine),
-            "What was published of the same recipes (8×H100, FineWeb, to a validation loss of 3.28):",
+            wrapped(
+                "Published results of the same recipes, from the"
+                " [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt) speedrun (8×H100, FineWeb,"
+                " to a validation loss of 3.28):"
+            ),
             markdown(["recipe", "date", "minutes", "validation loss"], published),
         ]
     )
@@ -122,6 +130,11 @@ def provenance(results: Mapping[str, Any]) -> str:
     )
 
 
+def wrapped(text: str, continuation: str = "\n") -> str:
+    lines = textwrap.wrap(text, WIDTH - len(continuation), break_long_words=False, break_on_hyphens=False)
+    return continuation.join(lines)
+
+
 def summary_of(label: str) -> str:
     recipe = RECIPES.get(label)
     return recipe.summary if recipe else ""
@@ -129,7 +142,7 @@ def summary_of(label: str) -> str:
 
 def record_of(recipe: Recipe) -> list[str]:
     record = recipe.record
-    assert record is not None, "only recipes with a record are listed"
+    assert record is not None, f"{recipe.name} has no record"
     loss = "–" if record.val_loss is None else f"{record.val_loss:.4f}"
     return [record.date, f"{record.minutes:.2f}", loss]
 

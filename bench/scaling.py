@@ -1,10 +1,11 @@
-"""Does a token cost the same in a long sequence, and do two processes do as much as one with two threads?
+"""How does the cost per token change with the sequence length, and with processes instead of threads?
 
     python -m bench.scaling [--threads 2]
 
-The model of `softcap` at `nano`, forward and backward, at a fixed window; each length in a process of its
-own, so that peak memory is its own. Lengths are measured in turn, so that a busy moment meets all of them.
-Processes: short runs of `hotlap train` at `nano` with either split of the cores, in turn. Medians.
+Sequence length: forward and backward of `softcap` at `nano` with a fixed window. Each length runs in its own
+process, to measure its peak memory. Processes: short runs of `hotlap train` at `nano`, once with one process
+and several threads, once with several processes. Measurements are interleaved, so that other load affects
+all of them, and the medians are reported.
 """
 
 import argparse
@@ -31,7 +32,7 @@ CPU = torch.device("cpu")
 LENGTHS = (2048, 4096, 16_384, 65_536)
 BASE_LENGTH = 4096
 WINDOW_TOKENS = 512
-TIMED_TOKENS = 16_384  # at least, in one measurement
+TIMED_TOKENS = 16_384  # minimum per measurement
 REPEATS = 3
 RUN = (
     "train softcap --size nano --sequence-tokens 1024 --steps 25 --precision float32 --compile off"
@@ -42,7 +43,7 @@ step: Callable[[], None]
 
 
 class Sequences:
-    """Forward and backward over sequences of one length, in a process of their own."""
+    """Forward and backward over sequences of one length, in a separate process."""
 
     def __init__(self, tokens: int, threads: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -57,7 +58,7 @@ class Sequences:
 
 
 def make_step(tokens: int, threads: int) -> None:
-    """In a length's process: `step` becomes a step of that length."""
+    """Set the global `step` of this process to a forward and backward over `tokens` tokens."""
     global step
     tune_malloc()
     torch.set_num_threads(threads)
@@ -76,7 +77,7 @@ def make_step(tokens: int, threads: int) -> None:
 
 
 def step_mib() -> float:
-    """What a step needs beyond imports and model."""
+    """Memory of a step in MiB, without imports and model."""
     before = peak_rss_mib()
     step()
     return peak_rss_mib() - before
@@ -95,7 +96,7 @@ def print_lengths(threads: int) -> None:
         for sequences in measured:
             sequences.measure()
     base = next(sequences for sequences in measured if sequences.tokens == BASE_LENGTH)
-    print(f"| sequence tokens | µs a token | over {BASE_LENGTH:,} | MiB | KiB a token |")
+    print(f"| sequence tokens | µs per token | vs {BASE_LENGTH:,} | MiB | KiB per token |")
     print("|---|---|---|---|---|")
     for sequences in measured:
         sequences.pool.shutdown()
@@ -124,7 +125,7 @@ def print_processes(threads: int) -> None:
     for _ in range(REPEATS):
         for split, options in splits.items():
             rates[split].append(tokens_per_second(*options))
-    print("\n| processes × threads | tokens/s | over one process |")
+    print("\n| processes × threads | tokens/s | vs one process |")
     print("|---|---|---|")
     one = rates[f"1 × {threads}"]
     for split, measured in rates.items():

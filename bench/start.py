@@ -1,9 +1,9 @@
-"""How long from the command to the first step, and how much memory does a lap need?
+"""How long does it take from the command to the first step, and how much memory does a lap need?
 
     python -m bench.start [--repeats 3]
 
-The data is prepared before the clock starts. Time is that of another process that waits for the first line of
-training metrics.
+The data is prepared before the clock starts. Another process measures the time until the first line of
+training metrics appears.
 """
 
 import argparse

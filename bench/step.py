@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from bench.peak import product_rates
+from bench.peak import matmul_rates
 from hotlap.config import Config
 from hotlap.hardware import has_native_bf16, tune_malloc
 from hotlap.kernels import choose_backend, install, unavailable
@@ -118,7 +118,7 @@ def measure_step(
     count, vocabulary = config.batch.sequence_tokens, config.model.vocab_size
     tokens = torch.randint(1, vocabulary, (count,), dtype=torch.int32)
     targets = torch.randint(1, vocabulary, (count,))
-    flops, seconds, of_optimizers, products = step_flops(config), [], [], [product_rates()]
+    flops, seconds, of_optimizers, products = step_flops(config), [], [], [matmul_rates()]
     started = time.perf_counter()
     while len(seconds) <= FEWEST_STEPS or time.perf_counter() - started < SECONDS_A_ROW:
         model.zero_grad(set_to_none=True)
@@ -129,7 +129,7 @@ def measure_step(
         for optimizer in optimizers:
             optimizer.step()
         of_optimizers.append(time.perf_counter() - start)
-        products.append(product_rates())
+        products.append(matmul_rates())
     seconds, of_optimizers = seconds[1:], of_optimizers[1:]
     around = list(zip(seconds, pairwise(products[1:]), strict=True))
     of_peak, of_median = (

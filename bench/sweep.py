@@ -1,11 +1,11 @@
-"""Which settings are the fastest on the clock? Runs on a tuning split, never on the validation split.
+"""Hyperparameter sweeps, on a tuning split that does not contain any validation document.
 
-    python -m bench.sweep SWEEP [--write]     one of `SWEEPS`; stopped, it goes on when called again
+    python -m bench.sweep SWEEP [--write]     one of `SWEEPS`; resumes if it was stopped
 
-The corpus's validation documents are left out altogether; every twentieth of the others is what the settings
-are tuned on. As many runs as there are cores go side by side, one thread each. A sweep by time gives each
-variant as many steps as take the base's time, in CPU seconds, so that neighbours do not count. An interval is
-Welch's, of that comparison alone: with many variants some exclude zero by chance.
+The corpus's validation documents are excluded. Every twentieth of the remaining documents forms the tuning
+split. One run per core is trained in parallel, with one thread each. A sweep by time gives each variant the
+number of steps that takes as many CPU seconds as the base, so that other load does not matter. Intervals are
+Welch's and not adjusted for multiple comparisons: with many variants some exclude zero by chance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.step import install_kernels
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.config import Config
 from hotlap.corpus.corpora import find_corpus
-from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import TextsSource
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.files import cache_directory
@@ -57,19 +57,19 @@ def training_documents(corpus: str) -> Iterator[str]:
 def tuning_data(corpus: str, vocabulary: int) -> Path:
     directory = cache_directory() / "data" / f"{corpus}-tuning-bpe{vocabulary}"
     source = TextsSource(
-        description=f"{corpus}: its training documents",
+        description=f"{corpus}: training documents",
         licence=find_corpus(corpus).licence,
         settings={"corpus": corpus, "split": "tuning"},
         text_bytes=find_corpus(corpus).text_bytes,
         fetch=lambda: None,
         texts=lambda: training_documents(corpus),
     )
-    prepare(source, Settings(vocabulary=vocabulary, val_fraction=VAL_FRACTION), directory)
+    prepare(source, ShardSettings(vocabulary=vocabulary, val_fraction=VAL_FRACTION), directory)
     return directory
 
 
 def step_of(config: Config) -> Callable[[], float]:
-    """Does one step as at the end of a run, where the window is widest; returns its CPU seconds."""
+    """A function that runs one step with the window of the end of the run and returns its CPU seconds."""
     torch.manual_seed(0)
     precision = select_precision("auto", CPU)
     model = build_model(config.model, config.batch.sequence_tokens, precision)
@@ -94,7 +94,7 @@ def step_of(config: Config) -> Callable[[], float]:
 
 
 def steps_of(sweep: Sweep) -> dict[str, int]:
-    """How long each variant trains."""
+    """The number of steps of each variant."""
     configs = {label: resolve(sweep.recipe, sweep.size, changes) for label, changes in sweep.variants.items()}
     if not sweep.by_time:
         return {label: config.schedule.steps for label, config in configs.items()}
@@ -102,7 +102,7 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     variants = {label: step_of(config) for label, config in configs.items()}
-    # In turn, so that a busy moment of the machine meets all of them.
+    # Interleaved, so that other load on the machine affects all variants.
     rounds = [{label: step() for label, step in variants.items()} for _ in range(TIMED_STEPS)][2:]
     torch.set_num_threads(threads)
     base = next(iter(configs))
@@ -114,11 +114,11 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
 
 
 def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
-    """The last line of validation of one run, which is trained unless it is there, whole."""
+    """The last validation of one run. Trains the run unless it is already complete."""
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()) + f"-seed{seed}"
     metrics = runs / name / "metrics.jsonl"
     if not (runs / name / "report.html").exists():
-        shutil.rmtree(runs / name, ignore_errors=True)  # what a stopped sweep left
+        shutil.rmtree(runs / name, ignore_errors=True)  # left by an interrupted sweep
         changes = {**sweep.variants[label], "schedule.steps": steps, "seed": seed}
         vocabulary = resolve(sweep.recipe, sweep.size, changes).model.vocab_size
         changes["data.source"] = str(tuning_data("sotu", vocabulary))
@@ -134,7 +134,7 @@ def rows(sweep: Sweep, results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     base = next(iter(sweep.variants))
     bpb = {label: [line["val_bpb"] for line in lines] for label, lines in results.items()}
     table = [
-        "| variant | steps | tokens | tuning bits/byte | against the first | 95 % interval |",
+        "| variant | steps | tokens | tuning bits/byte | vs the first | 95 % interval |",
         "|---|---|---|---|---|---|",
     ]
     for label, lines in results.items():
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", choices=list(SWEEPS))
     parser.add_argument("--runs", type=Path, default=Path("runs/sweep"))
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     arguments = parser.parse_args()
     sweep = SWEEPS[arguments.sweep]
     runs = arguments.runs / arguments.sweep

@@ -1,4 +1,4 @@
-"""What was swept: variants of a recipe at a size, the first of which is what the others are compared with."""
+"""The sweeps: variants of a recipe at a size. The first variant is the baseline of the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Sweep:
     recipe: str
     size: str
     seeds: int
-    by_time: bool  # as many steps as take the first variant's time, or as many as the configuration says
+    by_time: bool  # True: train each variant for the time of the first; False: for the configured steps
     variants: Mapping[str, Mapping[str, Any]]
 
 
-# The shape that the first sweep found, with the schedule of a short lap.
+# The dimensions found by the first sweep, with the schedule of a short lap.
 SHORT = {
     "model.num_layers": 2,
     "model.values": "mirrored",
@@ -30,8 +30,8 @@ SHORT = {
     "schedule.window_end_tokens": 256,
 }
 
-# What the sweep of ingredients kept.
-PAID = {
+# The settings kept after the sweep `ingredients`.
+KEPT = {
     "model.rotary": "full",
     "optim.muon.coefficients": "polar-express",
     "optim.muon.newton_schulz_steps": 4,
@@ -41,8 +41,8 @@ PAID = {
     "optim.adam.head_lr": 0.016,
 }
 
-# What the sweeps of shapes and hidden widths left: `sprint` before it had bigrams.
-TWO_NARROW_LAYERS = {**SHORT, **PAID, "model.width": 96, "model.mlp_ratio": 1, "schedule.steps": 340}
+# The result of the sweeps of dimensions and hidden widths: `sprint` before it had bigrams.
+TWO_NARROW_LAYERS = {**SHORT, **KEPT, "model.width": 96, "model.mlp_ratio": 1, "schedule.steps": 340}
 
 
 def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def _variants(base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]])
 
 SWEEPS = {
     "shape": Sweep(
-        "Which depth, width, vocabulary, batch and chunk are best in the time of 320 steps at 4 x 128?",
+        "Which depth, width, vocabulary, batch and chunk size are best in the time of 320 steps at 4 x 128?",
         "softcap",
         "nano",
         seeds=1,
@@ -65,8 +65,14 @@ SWEEPS = {
                     "3 x 128": {"model.num_layers": 3, "model.values": "per-layer"},
                     "2 x 192": {"model.width": 192, "model.num_heads": 3},
                     "2 x 96": {"model.width": 96},
-                    "2 x 128, 1024 a step": {"batch.tokens_per_step": 1024, "batch.sequence_tokens": 1024},
-                    "2 x 128, 4096 a step": {"batch.tokens_per_step": 4096, "batch.sequence_tokens": 4096},
+                    "2 x 128, 1024 tokens per step": {
+                        "batch.tokens_per_step": 1024,
+                        "batch.sequence_tokens": 1024,
+                    },
+                    "2 x 128, 4096 tokens per step": {
+                        "batch.tokens_per_step": 4096,
+                        "batch.sequence_tokens": 4096,
+                    },
                     "2 x 128, vocabulary 8192": {"model.vocab_size": 8192},
                     "2 x 128, chunk 128": {"data.chunk_tokens": 128},
                 },
@@ -74,7 +80,7 @@ SWEEPS = {
         },
     ),
     "nano": Sweep(
-        "How wide are four layers best, in the time of 320 steps of `softcap` at 128?",
+        "Which width is best for four layers, in the time of 320 steps of `softcap` at width 128?",
         "softcap",
         "nano",
         seeds=3,
@@ -89,7 +95,7 @@ SWEEPS = {
         ),
     ),
     "narrow": Sweep(
-        "Narrower than 128 won: how narrow, when the lap takes a minute on two cores?",
+        "Widths below 128 were better: which is best in a lap of one minute on two cores?",
         "softcap",
         "nano",
         seeds=1,
@@ -107,7 +113,7 @@ SWEEPS = {
         ),
     ),
     "ingredients": Sweep(
-        "What does each ingredient change, alone, at 2 x 96?",
+        "What is the effect of each change on its own, at 2 x 96?",
         "softcap",
         "nano",
         seeds=3,
@@ -117,7 +123,7 @@ SWEEPS = {
             {
                 "base": {},
                 "polar express": {"optim.muon.coefficients": "polar-express"},
-                "polar express, 4 steps": {
+                "polar express, 4 iterations": {
                     "optim.muon.coefficients": "polar-express",
                     "optim.muon.newton_schulz_steps": 4,
                 },
@@ -140,13 +146,13 @@ SWEEPS = {
         ),
     ),
     "second": Sweep(
-        "On top of what paid: what else does, in equal time?",
+        "On top of the changes that helped: which others help, in equal time?",
         "softcap",
         "nano",
         seeds=3,
         by_time=True,
         variants=_variants(
-            {**SHORT, **PAID, "model.width": 96, "schedule.steps": 300},
+            {**SHORT, **KEPT, "model.width": 96, "schedule.steps": 300},
             {
                 "base": {},
                 "hidden 8 x width": {"model.mlp_ratio": 8},
@@ -162,13 +168,13 @@ SWEEPS = {
         ),
     ),
     "third": Sweep(
-        "A smaller hidden width won: how small, and does the time saved buy a third layer?",
+        "A smaller hidden width was better: how small, and is a third layer worth the time saved?",
         "softcap",
         "nano",
         seeds=3,
         by_time=True,
         variants=_variants(
-            {**SHORT, **PAID, "model.width": 96, "model.mlp_ratio": 2, "schedule.steps": 340},
+            {**SHORT, **KEPT, "model.width": 96, "model.mlp_ratio": 2, "schedule.steps": 340},
             {
                 "2 x 96, hidden 2 x width": {},
                 "2 x 96, hidden 1 x width": {"model.mlp_ratio": 1},
@@ -177,13 +183,13 @@ SWEEPS = {
         ),
     ),
     "longer": Sweep(
-        "Is the smallest hidden width still the best in a lap of a minute and a half?",
+        "Is the smallest hidden width still the best in a lap of one and a half minutes?",
         "softcap",
         "nano",
         seeds=1,
         by_time=True,
         variants=_variants(
-            {**SHORT, **PAID, "model.width": 96, "schedule.steps": 1000},
+            {**SHORT, **KEPT, "model.width": 96, "schedule.steps": 1000},
             {
                 "hidden 2 x width": {"model.mlp_ratio": 2},
                 "hidden 1 x width": {"model.mlp_ratio": 1},
@@ -191,7 +197,7 @@ SWEEPS = {
         ),
     ),
     "bigrams": Sweep(
-        "How many rows should a table of token pairs have, in equal time?",
+        "How many rows should the bigram table have, in equal time?",
         "softcap",
         "nano",
         seeds=3,
@@ -208,7 +214,7 @@ SWEEPS = {
         ),
     ),
     "around": Sweep(
-        "With a table of pairs: is the rest still right, in equal time?",
+        "With the bigram table: are the other settings still the best, in equal time?",
         "softcap",
         "nano",
         seeds=3,
@@ -227,7 +233,7 @@ SWEEPS = {
         ),
     ),
     "narrower": Sweep(
-        "With a table of pairs less width won in a short lap: also in the time of a whole one?",
+        "With the bigram table a smaller width was better in a short lap: is it also better in a full lap?",
         "softcap",
         "nano",
         seeds=1,
@@ -238,7 +244,7 @@ SWEEPS = {
         ),
     ),
     "pairs": Sweep(
-        "Which optimizer should the table of pairs have, in equal time?",
+        "Which optimizer is best for the bigram table, in equal time?",
         "softcap",
         "nano",
         seeds=3,
@@ -249,7 +255,7 @@ SWEEPS = {
         ),
     ),
     "given": Sweep(
-        "What the sweeps before took as given: does it hold on the tuning split?",
+        "Do the settings that earlier sweeps did not vary hold on the tuning split?",
         "sprint",
         "nano",
         seeds=3,
@@ -258,21 +264,21 @@ SWEEPS = {
             {"schedule.steps": 340},
             {
                 "base": {},
-                "Adam's second decay 0.95": {"optim.adam.beta2": 0.95},
-                "Adam's second decay 0.99": {"optim.adam.beta2": 0.99},
-                "tokens in their order": {"data.order": "stream"},
+                "Adam beta2 0.95": {"optim.adam.beta2": 0.95},
+                "Adam beta2 0.99": {"optim.adam.beta2": 0.99},
+                "tokens in order": {"data.order": "stream"},
             },
         ),
     ),
     "pico": Sweep(
-        "Does what was found at nano also win at pico, in equal time?",
+        "Are the settings found at nano also better at pico, in equal time?",
         "softcap",
         "pico",
         seeds=3,
         by_time=True,
         variants={
             "softcap": {},
-            "sprint": {**SHORT, **PAID, "model.mlp_ratio": 1, "model.bigram_rows": 32_768},
+            "sprint": {**SHORT, **KEPT, "model.mlp_ratio": 1, "model.bigram_rows": 32_768},
         },
     ),
 }

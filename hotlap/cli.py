@@ -1,7 +1,7 @@
-"""`hotlap`: finds the command, runs it, and turns a user's mistake into one line and exit code 2.
+"""The `hotlap` command: dispatches to a subcommand and prints a `HotlapError` as one line, exit code 2.
 
-Commands that take settings (`--optim.muon.lr 0.03`) get them as `args.settings`, {name: text}: whatever
-option is not the command's own is a setting, checked against the configuration by the command.
+Commands that accept settings (`--optim.muon.lr 0.03`) get them as `args.settings`, {name: text}. Every
+option that the command does not define is taken as a setting; the command checks it against `Config`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from typing import NoReturn
 from hotlap import __version__
 from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
+from hotlap.waiting import wait_passively
 
-# One line each stands here, not in the modules, so that `hotlap --help` imports none of them.
+# The summaries are here and not in the command modules, so that `hotlap --help` imports none of them.
 COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
-    "race": "run recipes against each other over seeds, and say whether a difference is luck",
-    "ablate": "take a recipe's changes back one by one: which bought what",
-    "sample": "let a trained model write",
-    "eval": "measure a trained model on whole validation splits",
-    "export": "write a trained model as a directory to give away",
+    "race": "compare recipes over several seeds and test whether the difference is significant",
+    "ablate": "undo a recipe's changes one at a time to measure each one's effect",
+    "sample": "generate text with a trained model",
+    "eval": "evaluate a trained model on whole validation splits",
+    "export": "export a trained model to a self-contained directory",
     "data": "prepare, inspect and list token data",
-    "report": "write one page of one or many runs: curves, statistics, verdicts",
+    "report": "write an HTML report of one or more runs: curves, statistics, verdicts",
     "watch": "follow a run in the browser while it trains",
-    "doctor": "say what a run would use on this machine",
+    "doctor": "show what a run would use on this machine",
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its complaints and, where asked to, sets unknown options apart."""
+    """An argument parser that raises `ConfigError` and can collect unknown options as settings."""
 
     takes_settings = False
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(
-            expected=f"arguments of `{self.prog}`", found=message, do=f"see `{self.prog} --help`"
+            expected=f"valid arguments for `{self.prog}`", found=message, do=f"see `{self.prog} --help`"
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -51,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-        """The command's own arguments, and the settings among them, "" for one without a value."""
+        """Split into the command's own arguments and settings. A setting without a value gets ""."""
         own: list[str] = []
         settings: dict[str, str] = {}
         rest = list(arguments)
@@ -76,7 +77,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="hotlap",
         description="Train small GPT language models against the clock.",
-        epilog=f"commands:\n{commands}\n\n`hotlap COMMAND --help` describes one.",
+        epilog=f"commands:\n{commands}\n\nRun `hotlap COMMAND --help` for the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hotlap {__version__}")
@@ -106,6 +107,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    wait_passively()  # no command has imported torch yet
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print("hotlap: interrupted", file=sys.stderr)  # noqa: T201
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`hotlap … | head`): not an error of this command.
+        # The reader closed the pipe (`hotlap … | head`). This is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)

@@ -1,17 +1,17 @@
-"""Errors that a user can cause. Each says what was expected, what was found and what to do about it.
+"""Errors that a user can cause. Each states what was expected, what was found and what to do.
 
-The command line prints them as one line and exits with 2; anything else that is raised is a bug and keeps
-its traceback. Raise them where the mistake is first visible: at construction, before work starts.
+The command line prints a `HotlapError` on one line and exits with code 2. Any other exception is a bug and
+keeps its traceback. Raise these errors as early as possible: at construction, before any work starts.
 """
 
-# What the process exits with.
-BUG = 1  # as Python itself does after a traceback
+# Exit codes.
+BUG = 1  # Python's own, after a traceback
 USER_MISTAKE = 2
-INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+INTERRUPTED = 130  # 128 + SIGINT, the shell's convention for Ctrl-C
 
 
 class HotlapError(Exception):
-    """A user's mistake, in three parts."""
+    """A user's mistake: what was expected, what was found, what to do."""
 
     def __init__(self, *, expected: str, found: str, do: str) -> None:
         super().__init__(f"expected {expected}; found {found}; {do}")
@@ -21,11 +21,11 @@ class HotlapError(Exception):
 
 
 class ConfigError(HotlapError):
-    """A setting, recipe, size or command-line argument that cannot be used."""
+    """An invalid setting, recipe, size or command-line argument."""
 
 
 class DataError(HotlapError):
-    """Text, shards, a manifest or a download that cannot be used."""
+    """Invalid text, shards, manifest or download."""
 
 
 class DeviceError(HotlapError):
@@ -33,24 +33,24 @@ class DeviceError(HotlapError):
 
 
 class OptimizerError(HotlapError):
-    """A parameter or gradient that an optimizer cannot take."""
+    """A parameter or gradient that an optimizer cannot handle."""
 
 
 class CheckpointError(HotlapError):
-    """A checkpoint or run directory that is missing, damaged or does not fit."""
+    """A checkpoint or run directory that is missing, damaged or incompatible."""
 
 
 class TrainingError(HotlapError):
-    """A run that cannot go on: a loss that is not finite, a rank that died."""
+    """A run that cannot continue, for example because a rank died."""
 
 
 class DivergenceError(TrainingError):
-    """A run whose loss is no longer finite: a result, not a fault of the machine."""
+    """A run whose loss is no longer finite. A race counts it as a result."""
 
 
 class RaceError(HotlapError):
-    """A race that cannot start or go on."""
+    """A race that cannot start or continue."""
 
 
 class ReportError(HotlapError):
-    """A run directory or a set of runs that a report cannot be made of."""
+    """A run directory or a set of runs that cannot be reported on."""

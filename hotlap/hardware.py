@@ -1,6 +1,6 @@
-"""What this machine has and what a run on it should use: device, precision, threads, measured peak.
+"""Hardware detection: devices, bfloat16 support, CPU cores, measured matmul peak.
 
-Nothing here trains or allocates for long; `hotlap doctor` and the run header print what it finds.
+`hotlap doctor` and the run header print what these functions return.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ import torch
 from hotlap.errors import DeviceError
 
 CPUINFO = Path("/proc/cpuinfo")
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of cgroups v2: microseconds of CPU time, and in how many
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroups v2: "quota period", both in microseconds
 
-# The most that oneDNN may use, which multiplies bfloat16 for torch; read once, at a process's first product.
+# The instruction set that oneDNN may use for torch's bfloat16 matmuls. oneDNN reads it once per process, at
+# the first matmul.
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
-# Set for the processes that this one starts. Kept off AMX they would find nothing wrong, and take bfloat16.
+# Passes the result of the AMX test on to child processes. They inherit the restriction above, so their own
+# test would succeed and they would select bfloat16.
 AMX_FAULTS_VARIABLE = "HOTLAP_AMX_FAULTS"
-AMX_FAULTS = "lists AMX but faults on it"  # a processor that does, in messages
-TRIAL_SECONDS = 5.0  # for a product that takes milliseconds
+AMX_FAULTS = "lists AMX but faults on it"  # describes the processor in messages
+TRIAL_SECONDS = 5.0  # timeout of a matmul that takes milliseconds
 
 # glibc's malloc.h
 M_TRIM_THRESHOLD = -1
@@ -50,19 +52,19 @@ def available_devices() -> list[str]:
 
 
 def select_device(name: str) -> torch.device:
-    """`auto` is the fastest there is; a device that is not there is an error, never another device."""
+    """The device with this name. `auto` selects the fastest; a device that is missing is an error."""
     found = available_devices()
     if name == "auto":
         return torch.device(found[0])
     if name not in found:
         raise DeviceError(
-            expected=f"a device of this machine ({', '.join(found)})", found=name, do="use --device auto"
+            expected=f"an available device ({', '.join(found)})", found=name, do="use --device auto"
         )
     return torch.device(name)
 
 
 def has_native_bf16(device: torch.device) -> bool:
-    """Whether bfloat16 matrix products run on hardware made for them, rather than emulated and slow."""
+    """Whether the hardware has bfloat16 matmul instructions. Emulated bfloat16 is slower than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and _cpu_has_bf16() and not amx_faults(device)
@@ -80,10 +82,10 @@ def _cpu_flags() -> list[str]:
 
 
 def amx_faults(device: torch.device) -> bool:
-    """Whether products on this device would die of AMX, which some virtual machines list and do not let run.
+    """Whether AMX instructions crash on this device. Some virtual machines list AMX but fault on its use.
 
-    Where they would, oneDNN is kept off it from here on: in this process, unless it has multiplied before,
-    and in those that it starts.
+    If so, this restricts oneDNN to AVX-512, in this process (unless it has already run a matmul) and in its
+    children.
     """
     return device.type == "cpu" and _cpu_amx_faults()
 
@@ -93,26 +95,26 @@ def _cpu_amx_faults() -> bool:
     if "amx_bf16" not in _cpu_flags():
         return False
     if os.environ.get(AMX_FAULTS_VARIABLE) != "1":
-        if survives(_bfloat16_product):
+        if survives(_bfloat16_matmul):
             return False
         os.environ[AMX_FAULTS_VARIABLE] = "1"
     os.environ.setdefault(ISA_VARIABLE, ISA_WITHOUT_AMX)
     return True
 
 
-def _bfloat16_product() -> None:
-    torch.set_num_threads(1)  # those of the process that was forked are not there
-    matrix = torch.ones(64, 64, dtype=torch.bfloat16, device="cpu")  # 16 × 16 would not reach AMX
+def _bfloat16_matmul() -> None:
+    torch.set_num_threads(1)  # the parent's thread pool does not survive the fork
+    matrix = torch.ones(64, 64, dtype=torch.bfloat16, device="cpu")  # 16 × 16 is too small to use AMX
     torch.mm(matrix, matrix)
 
 
 def survives(trial: Callable[[], object], limit_s: float = TRIAL_SECONDS) -> bool:
-    """Whether a process gets through `trial` in time: a silent copy of this one, whose death harms nobody."""
-    import resource  # not on all systems, and needed only where Linux lists AMX
+    """Run `trial` in a forked child. Returns whether it finished within `limit_s` without crashing."""
+    import resource  # POSIX only; needed only where Linux lists AMX
 
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # From Python 3.12 on: a copy of a process with threads may hang. Then it is out of time.
+        # Python 3.12 warns that a forked child of a process with threads may hang. The timeout covers that.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -122,20 +124,20 @@ def survives(trial: Callable[[], object], limit_s: float = TRIAL_SECONDS) -> boo
             trial()
             os.write(writing, b"survived")
         finally:
-            os._exit(0)  # whatever was raised must not go on in a copy of the caller
+            os._exit(0)  # an exception must not propagate into the child's copy of the caller
     os.close(writing)
     with open(reading, "rb") as pipe:
         in_time = bool(select.select([pipe], [], [], limit_s)[0])
         survived = in_time and pipe.read() == b"survived"
     if not in_time:
         os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has taken it away
+    with contextlib.suppress(ChildProcessError):  # already reaped if SIGCHLD is ignored
         os.waitpid(child, 0)
     return survived
 
 
 def _cpuinfo(key: str) -> str:
-    """The first value of a key in Linux's /proc/cpuinfo, or nothing where there is no such file."""
+    """The first value of a key in Linux's /proc/cpuinfo, or "" if the key or the file is missing."""
     if CPUINFO.exists():
         for line in CPUINFO.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -145,41 +147,41 @@ def _cpuinfo(key: str) -> str:
 
 
 def select_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations. Asking for bfloat16 where it is not native is an error: float32 is faster."""
+    """The dtype of activations. Requesting bfloat16 without hardware support is an error."""
     native = has_native_bf16(device)
     if name == "auto":
         return torch.bfloat16 if native else torch.float32
     if name == "bfloat16" and not native:
         found = f"a processor that {AMX_FAULTS}" if amx_faults(device) else f"{device.type} without it"
-        raise DeviceError(expected="hardware with bfloat16", found=found, do="use --precision float32")
+        raise DeviceError(expected="hardware bfloat16 support", found=found, do="use --precision float32")
     return getattr(torch, name)
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may run on, or as many as its share of their time amounts to."""
+    """Physical cores available to this process, limited by CPU affinity and by the container's CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allowed = min(allowed, psutil.cpu_count(logical=False) or allowed)
     return min(allowed, _quota_cores() or allowed)
 
 
 def _quota_cores() -> int | None:
-    """What a container's limit on CPU time (docker --cpus=1.5) amounts to, rounded up; None without one."""
+    """A container's CPU quota (docker --cpus=1.5) in cores, rounded up. None without a quota."""
     try:
         quota_us, period_us = CPU_QUOTA.read_text().split()
         return max(1, math.ceil(int(quota_us) / int(period_us)))
     except (OSError, ValueError, ZeroDivisionError):
-        return None  # no such file, as outside of a container, or "max" in it
+        return None  # no such file outside a container; "max" means no quota
 
 
 def tune_malloc() -> None:
-    """Keep big freed blocks instead of giving them back to the kernel and faulting them in again each step.
+    """Make malloc keep large freed blocks, to avoid page faults on every step.
 
-    glibc only; elsewhere the allocator is left as it is.
+    glibc only; does nothing elsewhere.
     """
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
-        # Never: any number of bytes is at most 2 GiB, and large models free more.
+        # -1 disables trimming. The largest threshold is 2 GiB, and large models free more than that.
         mallopt(M_TRIM_THRESHOLD, -1)
 
 
@@ -190,7 +192,7 @@ def device_name(device: torch.device) -> str:
 
 
 def measure_matmul_gflops(size: int = 1536, repeats: int = 4, dtype: torch.dtype = torch.float32) -> float:
-    """Matrix-product rate of the CPU with torch's current threads: the best of a few products."""
+    """Matmul throughput of the CPU in GFLOP/s with torch's current threads: the best of `repeats`."""
     a, b = torch.randn(2, size, size).to(dtype)
     out = torch.empty(size, size, dtype=dtype)
     torch.mm(a, b, out=out)

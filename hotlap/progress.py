@@ -1,6 +1,6 @@
-"""How far a long task is: a bar on a terminal, a plain line every few seconds elsewhere.
+"""Shows how far a long task is: a bar on a terminal, otherwise a line every few seconds.
 
-Everything goes to standard error, so that standard output holds only what a command answers.
+Everything goes to standard error, so that standard output contains only the results of a command.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TextIO
 
 Say = Callable[[str], None]
@@ -17,7 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def silent(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
     del line
 
 
@@ -26,8 +25,8 @@ def to_stderr(line: str) -> None:
     sys.stderr.flush()
 
 
-class Progress:
-    """Counts megabytes towards a total, which may be a guess.
+class ByteProgress:
+    """Shows the bytes done out of a total, which may be an estimate.
 
     On a terminal:  tokenizing ━━━━━━━━━━━╸━━━━━━━ 512 MB of about 1024 MB, 21.3 MB/s, 0:00:24 left
     Elsewhere:      tokenizing: 512 MB of about 1024 MB (50 %), 21.3 MB/s
@@ -44,29 +43,24 @@ class Progress:
     def advance_to(self, done_bytes: int) -> None:
         self.done_bytes = done_bytes
         if self._bar is not None:
-            self._bar.show(done_bytes, self.megabytes_per_second)
+            self._bar.show(done_bytes, f"{self._amounts()}, {self._speed()},")
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             percent = min(100, round(100 * done_bytes / self.total_bytes))
             self.stream.write(f"{self.task}: {self._amounts()} ({percent} %), {self._speed()}\n")
             self.stream.flush()
 
-    @property
-    def megabytes_per_second(self) -> float:
-        return self.done_bytes / 1e6 / max(time.monotonic() - self._started, 1e-9)
-
     def _amounts(self) -> str:
         return f"{self.done_bytes / 1e6:.0f} MB of about {self.total_bytes / 1e6:.0f} MB"
 
     def _speed(self) -> str:
-        return f"{self.megabytes_per_second:.1f} MB/s"
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        return f"{self.done_bytes / 1e6 / seconds:.1f} MB/s"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
         if kind is None:
@@ -75,14 +69,13 @@ class Progress:
 
 
 class _Bar:
-    """rich's bar, imported only where there is a terminal to draw it on."""
+    """A bar of rich, which is imported only if stderr is a terminal."""
 
     def __init__(self, task: str, total_bytes: int, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._progress = RichProgress(
+        self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[amounts]}"),
@@ -91,15 +84,11 @@ class _Bar:
             console=Console(file=stream),
             transient=True,
         )
-        self._total_bytes = total_bytes
         self._task = self._progress.add_task(task, total=total_bytes, amounts="")
         self._progress.start()
 
-    def show(self, done_bytes: int, megabytes_per_second: float) -> None:
-        amounts = f"{done_bytes / 1e6:.0f} MB of about {self._total_bytes / 1e6:.0f} MB"
-        self._progress.update(
-            self._task, completed=done_bytes, amounts=f"{amounts}, {megabytes_per_second:.1f} MB/s,"
-        )
+    def show(self, done_bytes: int, amounts: str) -> None:
+        self._progress.update(self._task, completed=done_bytes, amounts=amounts)
 
     def close(self) -> None:
         self._progress.stop()

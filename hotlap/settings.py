@@ -1,9 +1,9 @@
-"""What every configuration dataclass can do: be listed, read from text or JSON, changed by name, compared.
+"""Operations on configuration dataclasses: list settings, parse text or JSON, update by name, diff.
 
-A setting is a dataclass field made with `setting(default, doc)`; sections are dataclasses nested in
-dataclasses, and a setting's full name is its dotted path (`optim.muon.lr`). Everything that names settings
-(the command line, `config.json`, recipes, race variants, diffs) goes through the functions of this file,
-so that a wrong name or value is refused the same way everywhere.
+A setting is a dataclass field made with `setting(default, doc)`. Sections are nested dataclasses, and the
+full name of a setting is its dotted path (`optim.muon.lr`). The command line, `config.json`, recipes, race
+variants and diffs all use the functions of this file, so an invalid name or value raises the same error
+everywhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
-    """Every setting below a configuration class, depth first, in the order of declaration."""
+    """All settings of a configuration class, depth first, in declaration order."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         annotation = hints[field.name]
@@ -57,7 +57,7 @@ def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """{dotted name: value} of every setting."""
+    """All settings as {dotted name: value}."""
     values = {}
     for item in settings_of(type(config)):
         value = config
@@ -68,19 +68,19 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def diff(before: Any, after: Any) -> list[Change]:
-    """The settings in which two configurations differ."""
+    """The settings whose values differ between two configurations."""
     old, new = flatten(before), flatten(after)
     return [Change(name, old[name], new[name]) for name in new if old[name] != new[name]]
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """What to do about an unknown word: the nearest known one where there is one."""
+    """Advice for an unknown word: the closest known word, if any is close."""
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean `{matches[0]}`?" if matches else "choose one of those that exist"
+    return f"did you mean `{matches[0]}`?" if matches else "choose one that exists"
 
 
 def full_name(kind: type[Any], name: str) -> str:
-    """The dotted name of a setting given in full or, where only one setting ends so, by its last part."""
+    """Expand the name of a setting to its dotted path. The last part alone suffices if it is unique."""
     name = name.replace("-", "_")
     known = [item.name for item in settings_of(kind)]
     if name in known:
@@ -90,9 +90,9 @@ def full_name(kind: type[Any], name: str) -> str:
         return ending[0]
     if ending:
         raise ConfigError(
-            expected="the name of one setting",
-            found=f"`{name}`, which several have",
-            do=f"write one of {', '.join(ending)}",
+            expected="an unambiguous setting name",
+            found=f"`{name}`, which matches several settings",
+            do=f"use one of {', '.join(ending)}",
         )
     leaves = {candidate.rsplit(".", 1)[-1]: candidate for candidate in known}
     matches = difflib.get_close_matches(name, [*known, *leaves], n=1, cutoff=0.5)
@@ -105,7 +105,7 @@ def full_name(kind: type[Any], name: str) -> str:
 
 
 def parse(kind: type[Any], overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Changes given as text (`{"muon.lr": "0.03"}`) as {dotted name: typed value}."""
+    """Parse overrides given as text, such as `{"optim.muon.lr": "0.03"}`, to {dotted name: typed value}."""
     types_by_name = {item.name: item.type for item in settings_of(kind)}
     changes = {}
     for name, text in overrides.items():
@@ -117,7 +117,7 @@ def parse(kind: type[Any], overrides: Mapping[str, str]) -> dict[str, Any]:
 
 
 def updated(config: C, changes: Mapping[str, Any]) -> C:
-    """A copy with settings changed by dotted name; only the result as a whole has to be valid."""
+    """A copy of `config` with `changes` applied by dotted name. Only the final result is validated."""
     types_by_name = {item.name: item.type for item in settings_of(type(config))}
     checked = {}
     for name, value in changes.items():
@@ -127,21 +127,21 @@ def updated(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Nested plain data: what `config.json` holds."""
+    """The configuration as nested dicts, the content of `config.json`."""
     return dataclasses.asdict(config)
 
 
 def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
-    """The configuration that `to_json` wrote; unknown, missing and mistyped fields are refused by name.
+    """Rebuild the configuration that `to_json` wrote. Unknown or mistyped fields raise an error.
 
-    But a setting that a section lacks takes its default: the file is older than the setting, and a new
-    setting's default must be what was done before there was one.
+    A setting missing from a section takes its default, so that files written before the setting existed
+    still load. The default of a new setting must therefore keep the earlier behavior.
     """
     if not isinstance(data, dict):
         raise ConfigError(
-            expected=f"an object with settings at `{prefix or 'the top'}`",
+            expected=f"a JSON object at `{prefix or 'the top'}`",
             found=type(data).__name__,
-            do="restore the file or write it again with `hotlap train … --dry-run --json`",
+            do="restore the file, or recreate it with `hotlap train … --dry-run --json`",
         )
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
             raise ConfigError(
                 expected="known settings",
                 found=f"`{prefix}{key}`",
-                do=nearest(str(key), names) + " Or remove it",
+                do=nearest(str(key), names) + " Otherwise remove it",
             )
     values: dict[str, Any] = {}
     for name in names:
@@ -167,7 +167,7 @@ def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
 
 
 def describe_type(annotation: Any) -> str:
-    """How a setting's type is shown to a user."""
+    """A setting's type, as text for the user."""
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return " or ".join(typing.get_args(annotation))
@@ -183,7 +183,7 @@ def describe_type(annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting's value as a user would write it."""
+    """A setting's value, as the user would type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -194,7 +194,7 @@ def shown(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """What `parse` reads back as the very same value, all digits included."""
+    """A setting's value as text that `parse` turns back into exactly the same value."""
     if isinstance(value, dict):
         return ",".join(f"{key}={number!r}" for key, number in value.items())
     return repr(value) if isinstance(value, float) else shown(value)
@@ -251,7 +251,7 @@ def _from_text(text: str, annotation: Any, name: str) -> Any:
 
 
 def _checked(value: Any, annotation: Any, name: str) -> Any:
-    """`value` as the annotated type, with JSON's lists and integers taken for tuples and floats."""
+    """`value` checked against its annotation. Lists become tuples and integers become floats where needed."""
     origin = typing.get_origin(annotation)
     if origin is types.UnionType:
         if value is None and types.NoneType in typing.get_args(annotation):

@@ -1,4 +1,4 @@
-"""How commands print: rich on a terminal, plain and uncropped lines elsewhere."""
+"""Console output: rich on a terminal, plain uncropped lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-# Wide enough that no table or tree is cropped when a file or another program reads the output.
+# Wide enough that no table or tree is cropped when the output goes to a file or a pipe.
 PLAIN_COLUMNS = 240
 
 

@@ -1,7 +1,9 @@
-"""Runs the `hotlap` command as a user does: another process, its output and its exit code."""
+"""Runs the `hotlap` command: as a user does, in a process of its own, or in this one where that is enough."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -9,6 +11,10 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+import torch
+
+from hotlap.cli import main
 
 HANGS_AFTER_SECONDS = 240  # before pytest's own limit, which could not say where the processes are
 
@@ -34,6 +40,22 @@ def hotlap(
     except subprocess.TimeoutExpired:
         raise AssertionError(f"hotlap {' '.join(arguments)} hangs\n{where_they_are(process)}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def hotlap_here(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As `hotlap`, without the seconds that a new process takes to import torch."""
+    out, err = io.StringIO(), io.StringIO()
+    threads = torch.get_num_threads()
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main(arguments)
+    torch.set_num_threads(threads)
+    assert isinstance(end.value.code, int)
+    return subprocess.CompletedProcess(arguments, end.value.code, out.getvalue(), err.getvalue())
 
 
 def where_they_are(process: subprocess.Popen[str]) -> str:

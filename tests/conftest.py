@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from hotlap.hardware import amx_faults
-from tests.command import hotlap
+from hotlap.hardware import amx_faults, measure_matmul_gflops
+from tests.command import hotlap_here
 
 SYLLABLES = "the of and to in a state union con gress peo ple year gov ern ment that for by be is with as it"
 
@@ -40,7 +41,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     source = folder / "text.jsonl"
     source.write_text(made_up_text())
-    result = hotlap("data", "prepare", str(source), "--vocab", "512", "--out", str(folder / "data"))
+    result = hotlap_here("data", "prepare", str(source), "--vocab", "512", "--out", str(folder / "data"))
     assert result.returncode == 0, result.stderr
     return folder / "data"
 
@@ -52,3 +53,11 @@ def threads_are_put_back() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def peak_is_measured_once() -> Iterator[None]:
+    """Every run measures the machine's peak, which takes longer than training at `pico`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotlap.train.flops.measure_matmul_gflops", functools.cache(measure_matmul_gflops))
+        yield

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hotlap.corpus.prepare import Settings
+from hotlap.corpus.prepare import ShardSettings
 from hotlap.corpus.tokenizer import load_tokenizer
 from hotlap.data.stream import open_split
 
-SMALL = Settings(vocabulary=300)
+SMALL = ShardSettings(vocabulary=300)
 
 
 def story(index: int) -> str:

@@ -144,6 +144,15 @@ def append_metrics(directory: Path, lines: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
+def end_without_finite_loss(directory: Path) -> None:
+    """As the trainer writes a last validation whose loss was not finite."""
+    nan = {"kind": "validation", "step": 60, "val_loss": None, "val_bpb": None, "tokens": 1, "train_s": 9}
+    append_metrics(directory, [nan])
+    path = directory / "summary.json"
+    if path.exists():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "val_loss": None, "val_bpb": None}))
+
+
 def make_race(
     directory: Path,
     losses: dict[str, Sequence[float]],

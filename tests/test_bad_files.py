@@ -15,7 +15,7 @@ import zstandard
 
 from hotlap.corpus import decoding, sources
 from hotlap.corpus.decoding import Tally
-from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import FilesSource
 from hotlap.errors import DataError
 from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl
@@ -45,7 +45,7 @@ def test_strict_refuses_invalid_utf8_with_file_and_offset(
     with pytest.raises(DataError, match=r"bad\.jsonl; found byte 0xff at offset 27"):
         list(FilesSource([lines], strict=True).pieces(Tally()))
     lines.write_text('{"text": "half \\ud800"}\n')
-    with pytest.raises(DataError, match=r"line 1 of .*half characters"):
+    with pytest.raises(DataError, match=r"line 1 of .*lone surrogates"):
         list(FilesSource([lines], strict=True).pieces(Tally()))
     tally = Tally()
     (piece,) = FilesSource([lines]).pieces(tally)
@@ -63,9 +63,9 @@ def bad_files(directory: Path) -> Iterator[tuple[Path, str]]:
     yield file("empty.txt.gz", gzip.compress(b"")), r"found an empty file"
     yield file("binary.txt", b"text\0text"), r"binary data \(a NUL byte at offset 4\)"
     yield file("binary.jsonl", b"\x89PNG\0\0"), "binary data"
-    yield file("cut.txt.gz", zipped[:-2000]), r"a whole \.gz file at .*cut\.txt\.gz"
-    yield file("no.txt.gz", b"no gzip at all"), r"a whole \.gz file at .*found Not a gzipped file"
-    yield file("cut.txt.zst", compressed[:-2000]), r"found the file ends before its last frame does"
+    yield file("cut.txt.gz", zipped[:-2000]), r"a complete \.gz file at .*cut\.txt\.gz"
+    yield file("no.txt.gz", b"no gzip at all"), r"a complete \.gz file at .*found Not a gzipped file"
+    yield file("cut.txt.zst", compressed[:-2000]), r"found the file ends inside a frame"
     yield file("no.txt.zst", b"no zstandard"), r"a whole \.zst file at"
     yield file("no.parquet", b"no parquet"), r"a parquet file at .*no\.parquet"
     yield file("wrong.jsonl", b'{"text": "a"}\n{"text": \n'), r"JSON in line 2 of .*wrong\.jsonl"
@@ -88,7 +88,9 @@ def test_bad_files_are_refused_each_with_its_own_line(tmp_path: Path) -> None:
     work.mkdir()
     for path, message in bad_files(tmp_path):
         with pytest.raises(DataError, match=message) as error:
-            prepare(FilesSource([path]), Settings(vocabulary=257, val_fraction=Fraction(0)), work / "out")
+            prepare(
+                FilesSource([path]), ShardSettings(vocabulary=257, val_fraction=Fraction(0)), work / "out"
+            )
         assert "\n" not in str(error.value), path
         assert not list(work.iterdir()), path
 
@@ -96,7 +98,7 @@ def test_bad_files_are_refused_each_with_its_own_line(tmp_path: Path) -> None:
 def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 1 << 20)
     path = jsonl(tmp_path / "a.jsonl", ["a", "b" * (1 << 20)])
-    with pytest.raises(DataError, match=r"less than 1 MiB; found a longer one as line 2"):
+    with pytest.raises(DataError, match=r"shorter than 1 MiB; found a longer one at line 2"):
         list(FilesSource([path]).pieces(Tally()))
 
 

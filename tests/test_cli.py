@@ -6,7 +6,7 @@ import pytest
 from hotlap import __version__, kernels
 from hotlap.commands import doctor
 from hotlap.recipes import RECIPES
-from tests.command import complaint, hotlap
+from tests.command import complaint, hotlap, hotlap_here
 
 
 def test_version():
@@ -33,7 +33,7 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--size", "nanoo"], "did you mean `nano`"),
         (["train", "softcap", "--optim.muon.lrr", "1"], "did you mean `optim.muon.lr`"),
         (["train", "softcap", "--model.width", "100", "--model.num-heads", "3"], "width 100 and 3 heads"),
-        (["train", "softcap", "--num-heads", "4", "--num-kv-heads", "3"], "3 kv heads and 4 heads"),
+        (["train", "softcap", "--num-heads", "4", "--num-kv-heads", "3"], "4 heads and 3 kv heads"),
         (["train", "softcap", "--batch.sequence-tokens", "1000"], "multiple"),
         (["train", "softcap", "--optim.muon.lr", "-0.1"], "-0.1"),
         (["train", "softcap", "--steps", "5", "--steps", "6"], "twice"),
@@ -41,10 +41,10 @@ def test_help_names_every_command_and_answers_at_once():
         (["train", "softcap", "--source="], "found no value"),
         (["train", "softcap", "--steps", "5", "--schedule.steps", "6"], "`schedule.steps` twice"),
         (["train", "softcap", "--recipe", "adamw"], "without --recipe"),
-        (["train", "adamw", "--lr", "0.001", "--dry-run"], "where AdamW takes the matrices"),
+        (["train", "adamw", "--lr", "0.001", "--dry-run"], "AdamW updates the matrices"),
         (["train", "--resume", "runs/lap", "--name", "other"], "--resume runs/lap and --name other"),
-        (["train", "--resume", "runs/lap", "--size", "small"], "--size small and the run's own recipe"),
-        (["train", "--resume", "--size", "small"], "--size small and the run's own recipe"),
+        (["train", "--resume", "runs/lap", "--size", "small"], "--size small alone"),
+        (["train", "--resume", "--size", "small"], "--size small alone"),
         (["train", "softcap", "--json"], "--json together with --dry-run"),
         (["train", "softcap", "--allow-change"], "--allow-change together with --resume"),
         (["train", "softcap", "--name", "../lap", "--dry-run"], "a run name"),
@@ -55,11 +55,11 @@ def test_help_names_every_command_and_answers_at_once():
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(arguments, part):
-    assert part in complaint(hotlap(*arguments))
+    assert part in complaint(hotlap_here(*arguments))
 
 
 def test_recipes_prints_the_lineage_with_date_and_minutes():
-    out = hotlap("recipes").stdout
+    out = hotlap_here("recipes").stdout
     for recipe in RECIPES.values():
         (line,) = (line for line in out.splitlines() if f" {recipe.name} " in line)
         assert recipe.summary in line
@@ -68,35 +68,37 @@ def test_recipes_prints_the_lineage_with_date_and_minutes():
 
 
 def test_recipes_json_has_parents():
-    listed = json.loads(hotlap("recipes", "--json").stdout)
+    listed = json.loads(hotlap_here("recipes", "--json").stdout)
     assert {item["name"]: item["parent"] for item in listed}["softcap"] == "sparse-value-embeds"
 
 
 def test_recipes_diff_as_json():
-    changes = json.loads(hotlap("recipes", "diff", "sparse-value-embeds", "softcap", "--json").stdout)
+    changes = json.loads(hotlap_here("recipes", "diff", "sparse-value-embeds", "softcap", "--json").stdout)
     assert {"name": "model.softcap", "before": 30.0, "after": 15.0} in changes
 
 
 def test_a_switch_needs_no_value():
-    shown = hotlap("train", "softcap", "--dry-run", "--coordinate-descent", "--size", "nano").stdout
+    shown = hotlap_here("train", "softcap", "--dry-run", "--coordinate-descent", "--size", "nano").stdout
     assert "runtime.coordinate_descent = true" in shown
 
 
 def test_dry_run_shows_the_resolved_configuration_wherever_the_settings_stand():
-    after = hotlap("train", "softcap", "--size", "pico", "--optim.muon.lr", "0.03", "--dry-run", "--json")
-    before = hotlap("train", "--optim.muon.lr=0.03", "--dry-run", "--json", "--size", "pico", "softcap")
+    after = hotlap_here(
+        "train", "softcap", "--size", "pico", "--optim.muon.lr", "0.03", "--dry-run", "--json"
+    )
+    before = hotlap_here("train", "--optim.muon.lr=0.03", "--dry-run", "--json", "--size", "pico", "softcap")
     assert after.stdout == before.stdout
     config = json.loads(after.stdout)
     assert (config["recipe"], config["size"], config["optim"]["muon"]["lr"]) == ("softcap", "pico", 0.03)
 
 
 def test_doctor_says_what_a_run_would_use(monkeypatch):
-    facts = json.loads(hotlap("doctor", "--json").stdout)
+    facts = json.loads(hotlap_here("doctor", "--json").stdout)
     assert facts["cpu_sgemm_gflops"] > 0
     if facts["device"] == "cpu":
-        assert facts["attention_backend"] == ("native" if kernels.library() else "blocked")
+        assert facts["attention_backend"] == ("blocked" if kernels.unavailable() else "native")
         assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
-    shown = hotlap("doctor").stdout
+    shown = hotlap_here("doctor").stdout
     assert f"runs will use {facts['precision']}" in shown
     assert ("faults on it" in shown) is facts["amx_faults"]
 
@@ -106,9 +108,10 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     [
         (
             True,
-            "bfloat16 is not native here (the processor lists AMX but faults on it): runs will use float32",
+            "bfloat16 is not supported by the hardware (the processor lists AMX but faults on it):"
+            " runs will use float32",
         ),
-        (False, "bfloat16 is not native here: runs will use float32"),
+        (False, "bfloat16 is not supported by the hardware: runs will use float32"),
     ],
 )
 def test_doctor_says_why_bfloat16_is_not_native(faults, said):

@@ -15,7 +15,7 @@ from hotlap.train.clock import Clock
 from hotlap.train.compile import CompileChoice, choose_mode, warm_up
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
-from hotlap.train.snapshot import Progress, Snapshots
+from hotlap.train.snapshot import Snapshots, TrainingProgress
 from tests.kernels_here import without_kernels
 from tests.ranks import run_ranks
 from tests.training import pico
@@ -38,8 +38,8 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     assert all(parameter.grad is None for parameter in lap.model.parameters())
     warmed_up = calls.copy()
     calls.clear()
-    snapshots = Snapshots(None, config.checkpoint, Progress())
-    Trainer(lap, Progress(), clock, Recorder(), snapshots, StopRequest()).run()
+    snapshots = Snapshots(None, config.checkpoint, TrainingProgress())
+    Trainer(lap, TrainingProgress(), clock, Recorder(), snapshots, StopRequest()).run()
     lap.data.loader.close()
     assert warmed_up == calls
 

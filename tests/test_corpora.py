@@ -72,7 +72,7 @@ def test_our_own_check_does_not_rely_on_pips(index: Path, monkeypatch: pytest.Mo
 
 def test_a_package_that_no_index_has_is_one_line(index: Path) -> None:
     with pytest.raises(
-        DataError, match=r"to fetch tiny==1.0 with pip; found No matching distribution"
+        DataError, match=r"to download tiny==1.0 with pip; found No matching distribution"
     ) as error:
         fetch(Wheel("tiny==1.0", "0" * 64))
     assert "\n" not in str(error.value)

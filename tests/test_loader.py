@@ -184,15 +184,15 @@ def test_each_epoch_has_an_order_of_its_own_and_the_seed_matters():
     assert order_of(0) == order_of(0)
 
 
-def test_long_orders_cross_from_window_to_window(monkeypatch):
+def test_long_orders_cross_from_part_to_part(monkeypatch):
     settings = {"batch_tokens": 21, "sequence_tokens": 3, "order": "shuffled", "chunk_tokens": 3}
     whole = list(global_steps(stream_of(400), settings, 1, 15))
-    monkeypatch.setattr("hotlap.data.order.ORDER_WINDOW_CHUNKS", 5)
-    from hotlap.data.order import _order_window
+    monkeypatch.setattr("hotlap.data.order.PERMUTE_AT_ONCE", 5)
+    from hotlap.data.order import _permuted_part
 
-    _order_window.cache_clear()
+    _permuted_part.cache_clear()
     assert list(global_steps(stream_of(400), settings, 1, 15)) == whole
-    _order_window.cache_clear()
+    _permuted_part.cache_clear()
 
 
 class TestPrefetch:
@@ -220,19 +220,19 @@ class TestPrefetch:
         loader = self.loader()
         loader.next()
         loader.next()
-        original = loader._order.windows
+        original = loader._order.read
 
         def broken(*arguments):
             raise OSError("disk gone")
 
-        assert loader._ahead is not None
-        loader._ahead.result()
-        monkeypatch.setattr(loader._order, "windows", broken)
+        assert loader._prefetched is not None
+        loader._prefetched.result()
+        monkeypatch.setattr(loader._order, "read", broken)
         loader.next()  # made before
         with pytest.raises(OSError, match="disk gone"):
             loader.next()
         assert loader.state == LoaderState(24, 0)
-        monkeypatch.setattr(loader._order, "windows", original)
+        monkeypatch.setattr(loader._order, "read", original)
         assert loader.next().inputs[0, 0] == 24
         loader.close()
 
@@ -256,7 +256,11 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "lengths, settings, message",
         [
-            ((7,), {}, r"at least 8 tokens in test, for one batch; found 7 in all; use fewer tokens a step"),
+            (
+                (7,),
+                {},
+                r"at least 8 tokens in test, for one batch; found 7 in all; use fewer tokens per step",
+            ),
             ((8,), {"order": "shuffled", "chunk_tokens": 2}, r"at least 9 tokens .*found 8 in all"),
             ((8, 8, 8), {"tail": "drop"}, r"at least 9 tokens .*found 8 in its longest shard"),
         ],
@@ -270,7 +274,7 @@ class TestBadInput:
         [
             ({"world_size": 3}, r"a number of ranks that divides the 4 sequences of a step; found 3 ranks"),
             ({"world_size": 8}, r"divides the 4 sequences of a step; found 8 ranks"),
-            ({"batch_tokens": 18}, r"a batch of whole sequences; found 18 tokens a step in sequences of 4"),
+            ({"batch_tokens": 18}, r"a batch of whole sequences; found 18 tokens per step in sequences of 4"),
             ({"sequence_tokens": 0}, r"a batch of whole sequences"),
             ({"batch_tokens": 0}, r"a batch of whole sequences"),
             ({"tail": "keep"}, r"a loader's tail \(carry, drop\); found 'keep'"),

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotlap.data.files import seal, unseal
 from hotlap.data.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -16,6 +15,7 @@ from hotlap.data.manifest import (
     write_manifest,
 )
 from hotlap.errors import DataError
+from hotlap.json_files import seal, unseal
 from tests.token_data import write_directory
 
 texts = st.text(max_size=20)
@@ -69,18 +69,18 @@ def test_shards_of_a_split_come_in_name_order(tmp_path):
     [
         ("format", "other", "'hotlap-tokens' as `format`.*found 'other'"),
         ("version", 2, "version 1 of .*found 2"),
-        ("vocab_size", 0, "a whole number from 1 as `vocab_size`.*found 0"),
-        ("vocab_size", 100.0, "a whole number from 1 as `vocab_size`.*found 100.0"),
-        ("vocab_size", True, "a whole number from 1 as `vocab_size`.*found True"),
+        ("vocab_size", 0, "an integer of at least 1 as `vocab_size`.*found 0"),
+        ("vocab_size", 100.0, "an integer of at least 1 as `vocab_size`.*found 100.0"),
+        ("vocab_size", True, "an integer of at least 1 as `vocab_size`.*found True"),
         ("vocab_size", 2**40, "a vocabulary of 1 to"),
         ("end_of_text", 100, "an id below 100 as `end_of_text`.*found 100"),
-        ("end_of_text", None, "a whole number from 0 as `end_of_text`.*found None"),
-        ("source", 3, "a text as `source`.*found 3"),
+        ("end_of_text", None, "an integer of at least 0 as `end_of_text`.*found None"),
+        ("source", 3, "a string as `source`.*found 3"),
         ("shards", [], "a list of shards as `shards`"),
         ("shards", [3], "an object as `shards.0`.*found 3"),
         ("tokenizer", "gpt2", "an object as `tokenizer`"),
-        ("counters", {"replaced": "3"}, "a whole number from 0 as `counters.replaced`.*found '3'"),
-        ("surprise", 1, r"no further fields.*found \['surprise'\]"),
+        ("counters", {"replaced": "3"}, "an integer of at least 0 as `counters.replaced`.*found '3'"),
+        ("surprise", 1, r"no unknown fields.*found \['surprise'\]"),
     ],
 )
 def test_a_wrong_field_is_refused_even_under_a_right_checksum(tmp_path, field, value, message):
@@ -151,7 +151,7 @@ def test_a_value_changed_by_hand_is_noticed(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b"3", b"null"])
 def test_what_is_no_manifest_at_all_is_refused(tmp_path, content):
     (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(DataError, match=r"a manifest as `hotlap data prepare` wrote it .*found no "):
+    with pytest.raises(DataError, match=r"an unmodified manifest .*found no "):
         read_manifest(tmp_path)
 
 
@@ -163,5 +163,5 @@ def test_a_file_is_verified_against_its_entry(tmp_path):
         verify_file(tmp_path, replace(entry, tokens=3))
     path = tmp_path / entry.file
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(DataError, match=r"sha256 .*train_000000\.bin.*the file is damaged or was changed"):
+    with pytest.raises(DataError, match=r"sha256 .*train_000000\.bin.*the file is damaged or was modified"):
         verify_file(tmp_path, entry)

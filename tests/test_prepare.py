@@ -19,8 +19,8 @@ from hotlap.corpus import sources, tokenizer, tokenizing
 from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
 from hotlap.corpus.corpora import CORPORA
 from hotlap.corpus.decoding import Tally
-from hotlap.corpus.prepare import Settings, prepare
-from hotlap.corpus.sources import FilesSource, separated
+from hotlap.corpus.prepare import ShardSettings, prepare
+from hotlap.corpus.sources import FilesSource, split_documents
 from hotlap.corpus.tokenizer import pieces
 from hotlap.corpus.tokenizing import is_validation
 from hotlap.data.manifest import read_manifest
@@ -90,7 +90,7 @@ def test_shards_do_not_depend_on_threads_batches_or_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = folder_of(tmp_path / "in", STORIES)
-    settings = Settings(vocabulary=300, shard_tokens=1000)
+    settings = ShardSettings(vocabulary=300, shard_tokens=1000)
     manifest = prepare(FilesSource([source]), settings, tmp_path / "one", workers=1)
     monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", 500)
     monkeypatch.setattr(sources, "BLOCK_BYTES", 7)
@@ -117,13 +117,13 @@ def test_the_validation_share_is_kept_at_every_length(index: int, fraction: Frac
 
 
 def test_the_default_rule_is_every_twentieth_document_from_the_tenth() -> None:
-    chosen = [index for index in range(100) if is_validation(index, Settings().val_fraction)]
+    chosen = [index for index in range(100) if is_validation(index, ShardSettings().val_fraction)]
     assert chosen == [10, 30, 50, 70, 90]
     assert not any(is_validation(index, Fraction(0)) for index in range(100))
 
 
 def test_a_validation_fraction_of_zero_leaves_the_split_out(tmp_path: Path) -> None:
-    settings = Settings(vocabulary=300, val_fraction=Fraction(0))
+    settings = ShardSettings(vocabulary=300, val_fraction=Fraction(0))
     manifest = prepare(FilesSource([jsonl(tmp_path / "a.jsonl", STORIES)]), settings, tmp_path / "out")
     assert manifest.of_split("val") == ()
     assert documents_in(tmp_path / "out", "train") == STORIES
@@ -150,7 +150,7 @@ def test_separated_documents_are_those_of_the_whole_text(blocks: list[str], sepa
     with pytest.MonkeyPatch.context() as patch:
         for module in (tokenizer, sources):
             patch.setattr(module, "PIECE_CHARACTERS", 5)
-        found = [tuple(piece) for piece in separated(blocks, separator, Tally())]
+        found = [tuple(piece) for piece in split_documents(blocks, separator, Tally())]
         whole = "".join(blocks)
         documents = whole.split(separator) if separator else [whole]
         # A blank document is left out where it is seen as a whole; a long one may come in blank pieces.
@@ -188,9 +188,9 @@ def test_folders_are_read_in_name_order_and_other_kinds_are_counted(tmp_path: Pa
 def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"val_fraction": Fraction(3, 4)}, {"shard_tokens": 0}, {"tokenizer_sample_mb": 0}):
         with pytest.raises(ConfigError, match="choose"):
-            Settings(**wrong)  # type: ignore[arg-type]
+            ShardSettings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gpt2"):
-        Settings(vocabulary="gpt3")
+        ShardSettings(vocabulary="gpt3")
 
 
 def test_the_tokenizer_learns_from_a_sample_over_the_whole_input(
@@ -208,7 +208,7 @@ def test_the_tokenizer_learns_from_a_sample_over_the_whole_input(
     big = [story(i) * 40 for i in range(120)]
     total = sum(len(text.encode()) for text in big)
     assert total > 3e6
-    settings = Settings(vocabulary=300, tokenizer_sample_mb=1)
+    settings = ShardSettings(vocabulary=300, tokenizer_sample_mb=1)
     prepare(FilesSource([folder_of(tmp_path / "in", big)]), settings, tmp_path / "out")
     train = [text for index, text in enumerate(big) if index % 20 != 10]
     every = -(-total // 10**6)

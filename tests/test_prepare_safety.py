@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from hotlap.corpus import tokenizing
-from hotlap.corpus.prepare import Settings, prepare
+from hotlap.corpus.prepare import ShardSettings, only_process, prepare
 from hotlap.corpus.sources import FilesSource
-from hotlap.corpus.staging import publish, staging
 from hotlap.data.manifest import Manifest, read_manifest
 from hotlap.data.stream import open_split
 from hotlap.errors import DataError
+from hotlap.files import atomic_directory
+from hotlap.progress import silent
 from tests.stories import SMALL, STORIES, documents_in, jsonl, shards_of, story
 
 
@@ -32,7 +33,7 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     assert "nothing to do" in said[-1]
     assert (out / "train_000000.bin").stat().st_mtime_ns == written
 
-    other = Settings(vocabulary=310)
+    other = ShardSettings(vocabulary=310)
     with pytest.raises(DataError, match=r"tokenizer bpe300 instead of bpe310; .*--out.*--force"):
         prepare(FilesSource([path]), other, out)
     jsonl(path, [*STORIES, "one more"])
@@ -65,7 +66,7 @@ def test_a_finished_directory_is_of_use_where_nothing_can_be_written(tmp_path: P
     path = jsonl(tmp_path / "a.jsonl", STORIES)
     first = prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotlap.corpus.prepare.staging", None)
+        patch.setattr("hotlap.corpus.prepare.lock", None)
         assert prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out") == first
 
 
@@ -95,7 +96,7 @@ def test_of_two_at_once_one_waits_and_finds_the_work_done(tmp_path: Path) -> Non
     def second() -> None:
         results.append(prepare(FilesSource([path]), SMALL, tmp_path / "out", say=said.append))
 
-    with staging(tmp_path / "out") as work:
+    with only_process(tmp_path / "out", silent), atomic_directory(tmp_path / "out") as work:
         waiting = threading.Thread(target=second)
         waiting.start()
         deadline = time.monotonic() + 30
@@ -105,11 +106,10 @@ def test_of_two_at_once_one_waits_and_finds_the_work_done(tmp_path: Path) -> Non
         prepare(FilesSource([path]), SMALL, tmp_path / "elsewhere")
         for file in (tmp_path / "elsewhere").iterdir():
             file.rename(work / file.name)
-        publish(work, tmp_path / "out")
     waiting.join(30)
     assert "nothing to do" in said[-1]
     assert results == [read_manifest(tmp_path / "out")]
-    assert not (tmp_path / ".out.unfinished").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "elsewhere", "out"]
 
 
 def command(*arguments: object) -> list[str]:
@@ -149,7 +149,7 @@ def test_after_sigkill_a_rerun_gives_the_same_shards(tmp_path: Path) -> None:
     process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    settings = Settings(vocabulary=300, shard_tokens=100_000)
+    settings = ShardSettings(vocabulary=300, shard_tokens=100_000)
     with pytest.raises(DataError, match="interrupted"):
         open_split(tmp_path / ".out.unfinished", "train")
     again = command(path, "--vocab", 300, "--shard-tokens", 100_000, "--out", tmp_path / "out")

@@ -20,7 +20,8 @@ from hotlap.race.plan import make_plan
 from hotlap.race.progress import RaceProgress
 from hotlap.race.results import conclude, verdict_lines
 from hotlap.race.runner import Runner
-from tests.command import complaint, hotlap
+from hotlap.waiting import WAIT_VARIABLES
+from tests.command import complaint, hotlap, hotlap_here
 from tests.synthetic_runs import make_run
 from tests.training import start as start_command
 
@@ -111,7 +112,9 @@ def test_a_race_that_is_refused_leaves_the_plan_of_the_one_that_is_on(race, tmp_
     same_but_for_seeds = ["softcap", "adamw", "--size", "pico", "--steps", str(STEPS), "--warmup-steps", "0"]
     with race.directory.lock(silent):
         line = complaint(
-            hotlap("race", *same_but_for_seeds, "--seeds", "4", "--name", "race", "--runs", str(tmp_path))
+            hotlap_here(
+                "race", *same_but_for_seeds, "--seeds", "4", "--name", "race", "--runs", str(tmp_path)
+            )
         )
     assert "no other race" in line
     assert race.directory.read_plan() == PLAN
@@ -147,6 +150,14 @@ def test_a_difference_is_told_in_words_and_in_json(race):
     assert {run["name"] for run in data["runs"]} == set(NAMES)
 
 
+def test_a_recipe_against_itself_gives_no_evidence(race):
+    plan = make_plan(["softcap", "softcap:seed-only"], "pico", 3, dict(PLAN.settings))
+    order, _, _ = race(plan)
+    assert {"softcap-seed0", "softcap-seed-only-seed1000"} <= set(order)
+    lines = "\n".join(verdict_lines(conclude(race.directory, plan)))
+    assert "softcap:seed-only: no evidence either way" in lines
+
+
 def test_an_ablation_says_what_each_change_does(race):
     plan, _ = make_ablation("softcap", None, "pico", 3, {"schedule.steps": STEPS})
     losses = {}
@@ -157,12 +168,12 @@ def test_an_ablation_says_what_each_change_does(race):
     lines = verdict_lines(conclude(race.directory, plan))
     assert len(lines) == len(plan.entries)
     words = dict(line.strip().split(": ", 1) for line in lines[1:])
-    assert words["model.softcap 30 → 15"].startswith("helps; taking it back hurts (+0.07")
+    assert words["model.softcap 30 → 15"].startswith("helps; undoing it hurts (+0.07")
     (window,) = (text for change, text in words.items() if "window_start_tokens" in change)
-    assert window.startswith("hurts; taking it back helps (−0.07")
+    assert window.startswith("hurts; undoing it helps (−0.07")
     (cooldown,) = (text for change, text in words.items() if "cooldown" in change)
     assert cooldown.startswith("no evidence either way")
-    assert words["model.bf16_embeddings false → true"].startswith("does nothing here")
+    assert words["model.bf16_embeddings false → true"].startswith("has no effect")
 
 
 # --- with real runs ---
@@ -190,40 +201,36 @@ def written(race: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in race.glob("*/summary.json")}
 
 
-def test_a_recipe_against_itself_gives_no_evidence_and_goes_on_when_called_again(tiny_data, tmp_path):
-    words = race_command(
-        tiny_data, 2, "race", "softcap", "softcap:seed-only", "--seeds", "2", "--name", "aa", "--budget", "1s"
-    )
-    first = finish(words, tmp_path)
-    race = tmp_path / "runs" / "aa"
-    assert "left out by the budget of 1s: 2 runs (softcap-seed1, softcap-seed-only-seed1001)" in first.stdout
+def test_a_race_goes_on_when_called_again_also_beside_a_run_that_diverges(tiny_data, tmp_path, monkeypatch):
+    for name in WAIT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    specs = ["softcap", "softcap:wild,optim.adam.head_lr=1e38"]
+    words = race_command(tiny_data, 2, "race", *specs, "--seeds", "2", "--name", "race")
+    first = finish([*words, "--budget", "1s"], tmp_path)
+    race = tmp_path / "runs" / "race"
+    assert "skipped because of the budget of 1s: 2 runs (softcap-seed1, softcap-wild-seed1)" in first.stdout
+    assert "softcap:wild, seed 0: diverged" in first.stderr
+    assert "note: softcap:wild: diverged: softcap-wild-seed0" in first.stdout
     before = written(race)
-    assert set(before) == {"softcap-seed0", "softcap-seed-only-seed1000"}
-    second = finish(["race", "--resume", "runs/aa"], tmp_path)
-    assert "softcap:seed-only: no evidence either way" in second.stdout
+    assert set(before) == {"softcap-seed0", "softcap-wild-seed0"}
+    environment = json.loads((race / "softcap-seed0" / "environment.json").read_text())
+    assert environment["variables"]["OMP_WAIT_POLICY"] == "passive"
+    second = finish(["race", "--resume", "runs/race"], tmp_path)
     assert "3 of 4 runs; softcap, seed 1: finished" in second.stderr
     after = written(race)
     assert len(after) == 4
     assert {name: after[name] for name in before} == before
-    assert json.loads((race / "results.json").read_text())["statistics"]["rows"][1]["runs"] == 2
-    assert "softcap:seed-only: no evidence either way" in hotlap("report", str(race)).stdout
-    other = race_command(tiny_data, 3, "race", "softcap", "softcap:seed-only", "--seeds", "2", "--name", "aa")
-    assert "settings.schedule.steps 2 → 3" in complaint(hotlap(*other, cwd=tmp_path))
+    assert json.loads((race / "results.json").read_text())["statistics"]["rows"][0]["runs"] == 2
+    assert "softcap:wild: diverged" in hotlap("report", str(race)).stdout
+    other = race_command(tiny_data, 3, "race", *specs, "--seeds", "2", "--name", "race")
+    assert "settings.schedule.steps 2 → 3" in complaint(hotlap_here(*other, cwd=tmp_path))
     assert written(race) == after
-
-
-def test_a_run_that_really_diverges_does_not_end_the_race(tiny_data, tmp_path):
-    specs = ["softcap", "softcap:wild,optim.adam.head_lr=1e38"]
-    words = race_command(tiny_data, 3, "race", *specs, "--seeds", "2", "--name", "wild", "--budget", "1s")
-    result = finish(words, tmp_path)
-    assert "softcap:wild, seed 0: diverged" in result.stderr
-    assert "note: softcap:wild: diverged: softcap-wild-seed0" in result.stdout
 
 
 @pytest.mark.parametrize(
     "arguments, part",
     [
-        (["race"], "a RECIPE"),
+        (["race"], "at least one RECIPE"),
         (["race", "softcp"], "did you mean `softcap`"),
         (["race", "softcap", "--size", "pcio"], "did you mean `pico`"),
         (["race", "softcap", "--seeds", "1", "--size", "pico"], "--seeds of 2"),
@@ -241,7 +248,7 @@ def test_a_run_that_really_diverges_does_not_end_the_race(tiny_data, tmp_path):
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(tmp_path, arguments, part):
-    assert part in complaint(hotlap(*arguments, cwd=tmp_path))
+    assert part in complaint(hotlap_here(*arguments, cwd=tmp_path))
     assert not any(tmp_path.iterdir())
 
 
@@ -273,7 +280,7 @@ def test_a_killed_race_goes_on_and_repeats_nothing(tiny_data, tmp_path, left_beh
     after = written(race)
     assert len(after) == 6
     assert {name: after[name] for name in before} == before
-    expected = "waiting for the run" if left_behind else "unet-value-embeds, seed 1: goes on from its last"
+    expected = "waiting for the run" if left_behind else "unet-value-embeds, seed 1: resumes from its last"
     assert expected in result.stderr
     metrics = (half_done / "metrics.jsonl").read_text()
     assert ('"resume"' in metrics) == (not left_behind)
@@ -288,7 +295,7 @@ def test_ctrl_c_stops_a_race_with_its_run_saved(tiny_data, tmp_path):
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "go on with: hotlap race --resume runs/race" in err
+    assert "resume with: hotlap race --resume runs/race" in err
     assert any(metrics.parent.glob("checkpoints/step-*"))
 
 
@@ -301,4 +308,4 @@ def test_ablate_names_each_change_and_its_effect(tiny_data, tmp_path):
     for change in changes:
         assert f"{change['change']}: {change['words']}" in result.stdout
     words_of = {change["label"]: change["words"] for change in changes}
-    assert words_of["without model.bf16_embeddings"].startswith("does nothing here")
+    assert words_of["without model.bf16_embeddings"].startswith("has no effect")

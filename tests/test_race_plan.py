@@ -10,7 +10,7 @@ from hotlap.commands.race import parse_seconds
 from hotlap.errors import ConfigError, RaceError
 from hotlap.progress import silent
 from hotlap.race import plan as plans
-from hotlap.race.ablation import TOGETHER, ancestors, make_ablation, take_apart
+from hotlap.race.ablation import SETTING_GROUPS, ancestors, group_changes, make_ablation
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import make_plan, parse_spec
 from hotlap.recipes import RECIPES, resolve
@@ -56,7 +56,7 @@ def test_equal_settings_get_labels_and_seeds_of_their_own(second):
 @pytest.mark.parametrize(
     "specs, seeds, settings, part",
     [
-        ([], 3, {}, "a RECIPE"),
+        ([], 3, {}, "at least one RECIPE"),
         (["softcp"], 3, {}, "did you mean `softcap`"),
         (["softcap:optim.muon.lrr=1"], 3, {}, "did you mean `optim.muon.lr`"),
         (["softcap:drop_attention"], 3, {}, "write drop_attention=VALUE"),
@@ -225,12 +225,12 @@ def test_an_ablation_changes_no_setting_that_has_no_effect():
     assert "without model.softcap" in [entry.label for entry in plan.entries]
     (line,) = left_out
     assert line.startswith("optim.muon.momentum_warmup_steps")
-    assert "where AdamW takes the matrices" in line
+    assert "AdamW updates the matrices" in line
 
 
 def test_a_plan_that_was_written_before_such_settings_were_refused_is_refused_too():
     plan = plans.Plan("pico", 2, (plans.Entry("adamw", "adamw", {"optim.muon.lr": 0.1}),))
-    with pytest.raises(ConfigError, match="where AdamW takes the matrices"):
+    with pytest.raises(ConfigError, match="AdamW updates the matrices"):
         plans.from_json(json.loads(json.dumps(plans.to_json(plan))), "plan.json")
 
 
@@ -255,12 +255,12 @@ def test_what_cannot_be_ablated_is_refused(recipe, against, part):
 
 
 def test_settings_that_belong_together_exist_and_stand_in_one_group():
-    settings = [setting for group in TOGETHER for setting in group.settings]
+    settings = [setting for group in SETTING_GROUPS for setting in group.settings]
     assert len(set(settings)) == len(settings)
     assert set(settings) <= set(flatten(resolve("softcap", "pico")))
 
 
 def test_a_change_of_one_setting_of_a_group_is_named_by_it():
     changes = diff(resolve("block-window", "pico"), resolve("sparse-value-embeds", "pico"))
-    names = [part.name for part in take_apart(changes) if part.name != "recipe"]
+    names = [part.name for part in group_changes(changes) if part.name != "recipe"]
     assert names == ["rotary", "model.values", "model.drop_attention", "schedule.cooldown_steps"]

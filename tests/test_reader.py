@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 
-from hotlap.errors import ReportError
+from hotlap.errors import CheckpointError, ReportError
 from hotlap.report.sections import environment
 from hotlap.runs.directory import RunDirectory
-from hotlap.runs.reader import load_run, load_runs
-from tests.synthetic_runs import append_metrics, make_run
+from hotlap.runs.reader import RunFiles, load_run, load_runs
+from tests.synthetic_runs import append_metrics, end_without_finite_loss, make_run
 
 
 def test_a_run_is_read_as_written(tmp_path):
@@ -46,7 +46,7 @@ def test_a_half_line_at_the_end_is_left_out_and_noted(tmp_path):
         out.write('{"kind": "sample", "text": "é'.encode()[:-1])
     run = load_run(directory)
     assert run.train["loss"].tolist() == whole.train["loss"].tolist()
-    assert run.notes == (f"metrics.jsonl: line {lines + 1}, the last, is incomplete and left out",)
+    assert run.notes == (f"metrics.jsonl: line {lines + 1}, the last, is incomplete and was skipped",)
 
 
 def test_a_last_line_without_its_newline_counts_no_more_than_for_the_trainer(tmp_path):
@@ -55,7 +55,7 @@ def test_a_last_line_without_its_newline_counts_no_more_than_for_the_trainer(tmp
     file.write_text(file.read_text().rstrip("\n"))
     run = load_run(directory)
     assert (len(run.samples), len(run.notes)) == (0, 1)
-    trained = RunDirectory(directory).metrics()
+    trained = RunDirectory(directory).read_metrics()
     assert trained.half_line
     assert len(trained.lines) == run.train["step"].size + run.validation["step"].size
 
@@ -64,7 +64,7 @@ def test_a_last_line_without_its_newline_counts_no_more_than_for_the_trainer(tmp
     "line, part",
     [
         ("{oops", "JSON object"),
-        ("[1, 2]", "`kind`"),
+        ("[1, 2]", "JSON object"),
         ('{"step": 3}', "`kind`"),
         ('{"kind": "train", "step": 3}', "number as `loss`"),
         ('{"kind": "validation", "step": 3, "val_loss": "low"}', "number as `val_loss`"),
@@ -77,7 +77,7 @@ def test_a_damaged_line_is_named(tmp_path, line, part):
     lines = file.read_text().splitlines()
     lines[4] = line
     file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ReportError, match=part) as caught:
+    with pytest.raises(CheckpointError, match=part) as caught:
         load_run(directory)
     assert "metrics.jsonl:5" in str(caught.value)
 
@@ -101,11 +101,8 @@ def test_null_and_nan_numbers(tmp_path):
 )
 def test_a_run_that_ended_without_a_finite_validation_has_diverged(tmp_path, written, status):
     directory = make_run(tmp_path / "a", status=written)
-    nan = {"kind": "validation", "step": 60, "val_loss": None, "val_bpb": None, "tokens": 1, "train_s": 9}
-    append_metrics(directory, [nan])
-    assert load_run(directory).status == status
-    append_metrics(directory, [{**nan, "step": 70, "val_loss": 3.2}])
-    assert load_run(directory).status == (written or "running")
+    end_without_finite_loss(directory)
+    assert load_run(directory).status == RunFiles(directory).read_status() == status
 
 
 def test_resumes_are_kept(tmp_path):
@@ -117,7 +114,7 @@ def test_resumes_are_kept(tmp_path):
 @pytest.mark.parametrize(
     "name, text, part",
     [
-        ("config.json", "{", "config.json:1"),
+        ("config.json", "{", "a JSON object"),
         ("config.json", "{}", "recipe"),
         ("summary.json", "[]", "a JSON object"),
         ("summary.json", "{}", "status"),
@@ -127,7 +124,7 @@ def test_resumes_are_kept(tmp_path):
 def test_other_damaged_files_are_named(tmp_path, name, text, part):
     directory = make_run(tmp_path / "a")
     (directory / name).write_text(text)
-    with pytest.raises(ReportError, match=part) as caught:
+    with pytest.raises(CheckpointError, match=part) as caught:
         load_run(directory)
     assert name in str(caught.value)
 

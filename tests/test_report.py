@@ -11,7 +11,7 @@ import pytest
 import hotlap
 from hotlap.cli import dispatch
 from hotlap.errors import HotlapError, ReportError
-from hotlap.report.analysis import analyse, label_runs, pairing_holds, to_json, waits_of
+from hotlap.report.analysis import analyze, label_runs, pairing_holds, to_json, waits_of
 from hotlap.report.figures import build_figures, mean_and_range
 from hotlap.report.page import render_page, write_report
 from hotlap.report.picture import write_picture
@@ -19,7 +19,7 @@ from hotlap.report.stats import median_wait
 from hotlap.runs.reader import load_run, load_runs
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
-from tests.synthetic_runs import append_metrics, make_race, make_run
+from tests.synthetic_runs import end_without_finite_loss, make_race, make_run
 
 CLEAR = {"sparse-value-embeds": [3.30, 3.31, 3.32], "softcap": [3.20, 3.21, 3.19]}
 
@@ -74,7 +74,7 @@ def test_labels_stay_apart_however_many_settings_differ(tmp_path):
 
 
 def test_the_first_label_is_compared_with_and_the_verdict_is_in_words(tmp_path):
-    analysis = analyse(labelled(make_race(tmp_path, CLEAR)))
+    analysis = analyze(labelled(make_race(tmp_path, CLEAR)))
     first, second = analysis.rows
     assert (first.label, first.verdict) == ("sparse-value-embeds", None)
     assert analysis.metric.key == "bpb"
@@ -89,12 +89,12 @@ def test_the_metric_follows_from_the_set_up(tmp_path):
     make_race(tmp_path / "target", CLEAR, dict.fromkeys(CLEAR, target))
     make_race(tmp_path / "mixed", CLEAR, {"softcap": target})
     keys = {
-        name: analyse(labelled(tmp_path / name)).metric.key for name in ("bpb", "loss", "target", "mixed")
+        name: analyze(labelled(tmp_path / name)).metric.key for name in ("bpb", "loss", "target", "mixed")
     }
     assert keys == {"bpb": "bpb", "loss": "loss", "target": "train_s", "mixed": "bpb"}
-    assert analyse(labelled(tmp_path / "bpb"), "loss").metric.key == "loss"
+    assert analyze(labelled(tmp_path / "bpb"), "loss").metric.key == "loss"
     with pytest.raises(ReportError, match="a metric"):
-        analyse(labelled(tmp_path / "bpb"), "train_s")
+        analyze(labelled(tmp_path / "bpb"), "train_s")
 
 
 def test_the_same_recipe_twice_gives_no_evidence(tmp_path):
@@ -104,10 +104,10 @@ def test_the_same_recipe_twice_gives_no_evidence(tmp_path):
     other = [
         load_run(make_run(tmp_path / f"b-{i}", seed=10 + i, final_loss=x)) for i, x in enumerate(losses[1])
     ]
-    (_, row) = analyse({"A": runs, "B": other}).rows
+    (_, row) = analyze({"A": runs, "B": other}).rows
     assert row.verdict.words.startswith("no evidence either way")
     # Bit-identical runs of the same seeds.
-    (_, row) = analyse({"A": runs, "B": runs}).rows
+    (_, row) = analyze({"A": runs, "B": runs}).rows
     assert row.verdict.outcome == "no evidence"
 
 
@@ -137,7 +137,7 @@ def test_pairs_are_a_matter_of_design(tmp_path):
     other_seeds = [*lr[1:], load_run(tmp_path / "z-last")]
     assert not pairing_holds(base, other_seeds)
     (tmp_path / "z-last" / "config.json").unlink()
-    tests = {row.label: row.verdict.difference.test for row in analyse(labelled(tmp_path)).rows[1:]}
+    tests = {row.label: row.verdict.difference.test for row in analyze(labelled(tmp_path)).rows[1:]}
     assert tests["softcap:model.softcap=20"] == "Welch"
     assert tests["softcap:optim.muon.lr=0.03"] == "paired t"
 
@@ -149,7 +149,7 @@ def test_runs_without_the_target_are_censored_where_they_stand_or_if_over_after_
         load_run(make_run(tmp_path / str(status), final_loss=3.6, changes=changes, status=status, steps=20))
         for status in ("finished", "diverged", "interrupted", None)
     ]
-    target = analyse({"a": [reached]}).target
+    target = analyze({"a": [reached]}).target
     waits = waits_of([reached, *others], target, "train_s", longest=99.0)
     assert waits.reached.tolist() == [True, False, False, False, False]
     hit = np.flatnonzero(reached.validation["val_loss"] <= 3.4)[0]
@@ -168,7 +168,7 @@ def test_to_finish_early_without_the_target_is_to_lose(tmp_path):
                 final_loss=loss,
             )
     runs = {name: load_runs([tmp_path / name]) for name in ("slow", "quick")}
-    analysis = analyse(runs)
+    analysis = analyze(runs)
     slow, quick = analysis.rows
     assert quick.verdict.words.startswith("hurts (target reached by 0 of 5 runs against 5 of 5")
     # The plot shows each run where it ended, whatever the test counts.
@@ -176,14 +176,14 @@ def test_to_finish_early_without_the_target_is_to_lose(tmp_path):
     assert marks["x"] == pytest.approx([50 * (2.0 + 0.1 * seed) for seed in range(5)])
     assert marks["text"][0] == "0, seed 0: not reached in 100.0 s"
     # Two of seven are no half, however early the others stopped.
-    mixed = analyse({"mixed": [*runs["quick"], *runs["slow"][:2]]}).rows[0]
+    mixed = analyze({"mixed": [*runs["quick"], *runs["slow"][:2]]}).rows[0]
     assert median_wait(mixed.waits["train_s"])[0] == np.inf
     assert median_wait(slow.waits["train_s"])[0] < np.inf
 
 
 def test_a_target_gets_the_one_sided_test(tmp_path):
     changes = {label: {"evaluation.target_loss": 3.25} for label in CLEAR}
-    first, second = analyse(labelled(make_race(tmp_path, CLEAR, changes))).rows
+    first, second = analyze(labelled(make_race(tmp_path, CLEAR, changes))).rows
     assert first.below_target_p > 0.9
     assert second.below_target_p < 0.01
 
@@ -195,14 +195,14 @@ def test_a_run_that_stops_at_the_target_is_no_evidence_that_the_mean_is_below_it
             tmp_path / str(seed), seed=seed, changes=changes, final_loss=3.2 + 0.01 * seed, status=status
         )
     runs = load_runs([tmp_path])
-    assert analyse({"one stopped": runs}).rows[0].below_target_p is None
-    assert analyse({"none stopped": runs[:2]}).rows[0].below_target_p is not None
+    assert analyze({"one stopped": runs}).rows[0].below_target_p is None
+    assert analyze({"none stopped": runs[:2]}).rows[0].below_target_p is not None
 
 
 def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
     make_race(tmp_path, CLEAR)
     make_run(tmp_path / "going", recipe="softcap", seed=3, final_loss=9.0, status=None)
-    analysis = analyse(labelled(tmp_path))
+    analysis = analyze(labelled(tmp_path))
     assert analysis.rows[1].runs == 4 or analysis.rows[0].runs == 4
     softcap = next(row for row in analysis.rows if row.label == "softcap")
     assert softcap.values["loss"].count == 3
@@ -211,20 +211,20 @@ def test_unfinished_runs_are_shown_but_have_no_final_loss(tmp_path):
 
 def test_a_run_that_finished_on_nothing_finite_is_noted_as_diverged(tmp_path):
     run = make_run(tmp_path / "a")
-    append_metrics(run, [{"kind": "validation", "step": 60, "val_loss": None, "tokens": 1, "train_s": 9}])
-    (note,) = analyse(labelled(tmp_path)).notes
+    end_without_finite_loss(run)
+    (note,) = analyze(labelled(tmp_path)).notes
     assert note == "softcap: diverged: a (counts with its last finite validation)"
 
 
 def test_seeds_that_ran_twice_are_noted(tmp_path):
     for name in "ab":
         make_run(tmp_path / name, seed=1)
-    assert any("not independent" in note for note in analyse(labelled(tmp_path)).notes)
+    assert any("not independent" in note for note in analyze(labelled(tmp_path)).notes)
 
 
 def test_statistics_as_json_are_strict_and_whole(tmp_path):
     changes = {label: {"evaluation.target_loss": 3.25} for label in CLEAR}
-    data = to_json(analyse(labelled(make_race(tmp_path, CLEAR, changes))))
+    data = to_json(analyze(labelled(make_race(tmp_path, CLEAR, changes))))
     again = json.loads(json.dumps(data, allow_nan=False))
     assert again["target"] == {"kind": "loss", "value": 3.25}
     assert again["rows"][0]["to_target"]["train_s"]["reached"] == 0
@@ -247,7 +247,7 @@ def test_mean_and_range_cover_what_all_runs_have(tmp_path):
 
 
 def test_figures_of_a_long_run_are_thinned(tmp_path):
-    figures = build_figures(runs := labelled(make_run(tmp_path / "a", steps=2000)), analyse(runs))
+    figures = build_figures(runs := labelled(make_run(tmp_path / "a", steps=2000)), analyze(runs))
     xs = figures["loss"]["loss"]["step"]["data"][-1]["x"]
     assert len(xs) == 300
     assert (xs[0], xs[-1]) == (1, 2000)
@@ -279,13 +279,19 @@ def test_a_page_shows_every_part(tmp_path):
 
 def test_a_single_run_and_an_empty_one_have_sensible_pages(tmp_path):
     text = text_of(render_page(labelled(make_run(tmp_path / "a")), "one"))
-    assert "One run has no statistics" in text
+    assert "No statistics for a single run" in text
     assert "No verdict" in text
     started = make_run(tmp_path / "b", status=None)
     (started / "metrics.jsonl").unlink()
     (started / "environment.json").unlink()
     text = text_of(render_page(labelled(started), "begun"))
-    for part in ("running", "0 of 50", "No samples yet", "has not been recorded", "not recorded its routing"):
+    for part in (
+        "running",
+        "0 of 50",
+        "No samples yet",
+        "has not been recorded",
+        "routing has not been recorded",
+    ):
         assert part in text, part
 
 
@@ -367,7 +373,7 @@ def test_wrong_input_gets_one_line(tmp_path):
         ([str(tmp_path / "nowhere")], "no directory"),
         ([], "RUN"),
         ([str(good), "--metric", "speed"], "a metric"),
-        ([str(good), "--out", str(tmp_path / "file" / "x.html")], "place to write"),
+        ([str(good), "--out", str(tmp_path / "file" / "x.html")], "to write"),
     ):
         with pytest.raises(HotlapError, match=part):
             dispatch(["report", *arguments])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hotlap.config import OptimConfig
-from hotlap.kernels.cpu import steps
+from hotlap.kernels.cpu import row_rms
 from hotlap.optim.routing import RoutedParameter, build_optimizers, route
 from hotlap.optim.row_rms import RowRms, step_rows
 from hotlap.optim.state import gather_state, restore_state
@@ -56,7 +56,7 @@ def test_the_kernel_agrees_with_plain(threads) -> None:
     torch.set_num_threads(threads)
     grad = gradients(1)[0]
     ours, plain = ([torch.ones(40, 7), torch.full((40, 7), 0.5)] for _ in range(2))
-    steps.step_rows(ours[0], grad, ours[1], 0.3, BETA2, 0.5, EPS)
+    row_rms.step_rows(ours[0], grad, ours[1], 0.3, BETA2, 0.5, EPS)
     step_rows(plain[0], grad, plain[1], 0.3, BETA2, 0.5, EPS)
     torch.set_num_threads(before)
     for a, b in zip(ours, plain, strict=True):

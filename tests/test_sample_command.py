@@ -28,7 +28,7 @@ def test_one_sample_is_the_prompt_and_how_it_goes_on_with_the_speed_apart():
     assert len(result.stdout) > len("The people\n")
     assert result.stdout.endswith("\n")
     (line,) = result.stderr.splitlines()
-    assert "tokens a second" in line
+    assert "tokens per second" in line
 
 
 def test_streamed_text_is_the_text_made_at_once(capsys):
@@ -76,8 +76,8 @@ def test_several_samples_are_labelled_and_the_first_is_the_one_made_alone(capsys
         (["--top-p", "0"], "top-p"),
         (["--top-p", "1.5"], "top-p"),
         (["--top-k", "0"], "top-k"),
-        (["--tokens", "0"], "tokens"),
-        (["--samples", "0"], "samples"),
+        (["--tokens", "0"], "at least 1 token"),
+        (["--samples", "0"], "at least 1 sample"),
         (["--seed", "-1"], "seed"),
         (["--device", "abacus"], "abacus"),
         (["--precision", "float8"], "float8"),

@@ -185,7 +185,5 @@ def test_a_split_is_found_by_name_in_name_order(tmp_path):
 
 def test_a_name_with_both_splits_in_it_is_refused(tmp_path):
     (tmp_path / "interval_train_000000.bin").touch()
-    with pytest.raises(
-        DataError, match=r"either of train and val .*found both in .*interval_train_000000.bin"
-    ):
+    with pytest.raises(DataError, match=r"either train or val .*found both in .*interval_train_000000.bin"):
         find_shards(tmp_path, "val")

@@ -96,7 +96,9 @@ class TestBadInput:
     @pytest.mark.parametrize("vocab_size", [99, 101])
     def test_manifest_of_another_vocabulary_than_the_model(self, tmp_path, vocab_size):
         write_directory(tmp_path, train=[[1]], vocab_size=vocab_size)
-        with pytest.raises(DataError, match=rf"vocabulary of 100 tokens; found one of {vocab_size} in"):
+        with pytest.raises(
+            DataError, match=rf"vocabulary of 100 tokens; found a vocabulary of {vocab_size} in"
+        ):
             open_split(tmp_path, "train", vocab_size=100)
 
     def test_shards_of_two_widths(self, tmp_path):
@@ -122,19 +124,23 @@ class TestBadInput:
     def test_a_shard_of_another_length_than_listed(self, tmp_path):
         write_directory(tmp_path, train=[[1, 2]])
         write_shard(tmp_path / "train_000000.bin", [1, 2, 3], 100)
-        with pytest.raises(DataError, match=r"expected 2 tokens in .*by its manifest\.json; found 3"):
+        with pytest.raises(
+            DataError, match=r"expected 2 tokens in .*according to its manifest\.json; found 3"
+        ):
             open_split(tmp_path, "train")
 
     def test_a_shard_of_other_content_than_listed(self, tmp_path):
         write_directory(tmp_path, train=[[1, 2]])
         write_shard(tmp_path / "train_000000.bin", [1, 3], 100)
-        with pytest.raises(DataError, match=r"sha256 .*train_000000\.bin, by its manifest\.json; found"):
+        with pytest.raises(
+            DataError, match=r"sha256 .*train_000000\.bin, according to its manifest\.json; found"
+        ):
             open_split(tmp_path, "train")
 
     def test_an_interrupted_preparation(self, tmp_path):
         write_directory(tmp_path, train=[[1, 2]])
         (tmp_path / UNFINISHED_NAME).touch()
-        with pytest.raises(DataError, match=r"a finished preparation in .*found unfinished\.json"):
+        with pytest.raises(DataError, match=r"completely prepared data in .*found unfinished\.json"):
             open_split(tmp_path, "train")
 
 
@@ -182,7 +188,7 @@ class TestMemory:
     def test_a_damaged_memory_is_forgotten(self, tmp_path, hashed):
         write_directory(tmp_path, train=[[1, 2]])
         open_split(tmp_path, "train")
-        memory = tmp_path / verification.MEMORY_NAME
+        memory = tmp_path / verification.CACHE_NAME
         memory.write_bytes(memory.read_bytes().replace(b"identity", b"identitz"))
         open_split(tmp_path, "train")
         assert len(hashed) == 2
@@ -193,7 +199,7 @@ class TestMemory:
         open_split(tmp_path, "train")
         open_split(tmp_path, "train")
         assert len(hashed) == 2
-        assert not (tmp_path / verification.MEMORY_NAME).exists()
+        assert not (tmp_path / verification.CACHE_NAME).exists()
 
     def test_a_directory_that_cannot_be_written_still_opens(self, tmp_path, hashed, monkeypatch):
         def refuse(self, content):

@@ -44,7 +44,7 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 4, 4 * 2048)
     assert summary["seconds"]["training"] > 0
     assert summary["seconds"]["validation"] > 0
-    entries = directory.metrics().lines
+    entries = directory.read_metrics().lines
     samples = [line for line in entries if line["kind"] == "sample"]
     assert [line["step"] for line in samples] == [2, 4]
     assert samples[1]["text"] in directory.samples_path.read_bytes().decode()
@@ -154,7 +154,9 @@ def test_resume_drops_what_the_killed_process_wrote_after_its_checkpoint(tiny_da
         metrics.write('{"kind": "train", "st')
     train(config, tmp_path, "run", resume=True)
     assert losses(tmp_path / "run") == expected
-    resumed = [line for line in RunDirectory(tmp_path / "run").metrics().lines if line["kind"] == "resume"]
+    resumed = [
+        line for line in RunDirectory(tmp_path / "run").read_metrics().lines if line["kind"] == "resume"
+    ]
     assert [line["step"] for line in resumed] == [2]
 
 
@@ -175,7 +177,7 @@ def test_going_on_from_a_validated_checkpoint_does_not_validate_it_again(tiny_da
     train(config, tmp_path, "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
     train(config, tmp_path, "run", resume=True)
-    lines = RunDirectory(tmp_path / "run").metrics().lines
+    lines = RunDirectory(tmp_path / "run").read_metrics().lines
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [0, 2, 4]
 
 
@@ -186,7 +188,7 @@ def test_a_stop_in_the_last_step_costs_neither_its_validation_nor_its_sample(tin
     assert (stopped.status, stopped.summary["steps"]) == ("interrupted", 8)
     for _ in range(2):
         assert train(config, tmp_path, "run", resume=True).status == "finished"
-    whole, run = (RunDirectory(tmp_path / name).metrics().lines for name in ("whole", "run"))
+    whole, run = (RunDirectory(tmp_path / name).read_metrics().lines for name in ("whole", "run"))
     for kind in ("validation", "sample"):
         assert [line["step"] for line in run if line["kind"] == kind] == [
             line["step"] for line in whole if line["kind"] == kind
@@ -228,7 +230,7 @@ def test_killed_while_it_goes_back_a_run_has_the_lines_of_its_newest_checkpoint(
             with pytest.raises(KeyboardInterrupt):
                 run(config, earlier, Console(file=io.StringIO()))
         newest = max(store.stored(directory.checkpoints))
-        assert max(line["step"] for line in directory.metrics().lines) >= newest
+        assert max(line["step"] for line in directory.read_metrics().lines) >= newest
     train(config, tmp_path, "run", resume=True)
     assert losses(tmp_path / "run") == expected
 
@@ -343,7 +345,7 @@ def test_a_model_that_is_lost_ends_without_a_sample_and_keeps_its_last_good_chec
     assert (result.status, result.summary["nan_steps"]) == ("finished", 6)
     assert math.isnan(result.summary["val_loss"])
     directory = RunDirectory(tmp_path / "run")
-    assert [line["step"] for line in directory.metrics().lines if line["kind"] == "sample"] == [2]
+    assert [line["step"] for line in directory.read_metrics().lines if line["kind"] == "sample"] == [2]
     assert 2 in store.stored(directory.checkpoints)
     with pytest.raises(CheckpointError, match="finite logits"):
         sample_text(result.lap.model, config, result.lap.data.tokenizer, 8)
@@ -351,13 +353,13 @@ def test_a_model_that_is_lost_ends_without_a_sample_and_keeps_its_last_good_chec
 
 def test_clipping_is_measured(tiny_data, tmp_path):
     train(pico(tiny_data, 2, "window-warmup"), tmp_path, "run")
-    lines = RunDirectory(tmp_path / "run").metrics().lines
+    lines = RunDirectory(tmp_path / "run").read_metrics().lines
     assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "train")
 
 
 def test_the_window_follows_the_schedule_in_training_and_validation(tiny_data, tmp_path):
     train(pico(tiny_data, 6, evaluation__every_steps=3), tmp_path, "run")
-    lines = RunDirectory(tmp_path / "run").metrics().lines
+    lines = RunDirectory(tmp_path / "run").read_metrics().lines
     windows = {(line["kind"], line["step"]): line["window"] for line in lines if "window" in line}
     # 128 + 192·x tokens, rounded down to blocks of 128; update s uses x = (s − 1)/6.
     assert [windows["train", step] for step in range(1, 7)] == [128, 128, 128, 128, 256, 256]

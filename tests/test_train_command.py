@@ -1,7 +1,9 @@
-"""The `train` command in processes of its own: several ranks, signals, kills, full disks."""
+"""The `train` command: in processes of its own where signals, kills and ranks matter, else in this one."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import torch
 
 from hotlap.recipes import RECIPES
 from hotlap.runs import checkpoint as store
-from tests.command import complaint, hotlap
+from hotlap.waiting import WAIT_VARIABLES
+from tests.command import complaint, hotlap, hotlap_here
 from tests.ranks import ADDRESS, free_port
 from tests.training import assert_one_curve, command, final_weights, losses, start
 
@@ -27,6 +30,31 @@ def train(data: Path, cwd: Path, steps: int, *more: str) -> subprocess.Completed
     return result
 
 
+def train_here(data: Path, cwd: Path, steps: int, *more: str) -> subprocess.CompletedProcess[str]:
+    result = hotlap_here(*command(data, steps, *more), cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def resume_here(cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return hotlap_here("train", "--resume", "runs/run", "--allow-change", *more, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tiny_data, tmp_path_factory) -> Path:
+    """A run of two steps, with a checkpoint of each, called `run`; to be copied."""
+    folder = tmp_path_factory.mktemp("finished")
+    train_here(tiny_data, folder, 2, "--name", "run", *STEADY)
+    return folder / "runs" / "run"
+
+
+@pytest.fixture
+def finished(finished_run, tmp_path) -> Path:
+    """A directory with a copy of that run in its `runs`."""
+    shutil.copytree(finished_run, tmp_path / "runs" / "run")
+    return tmp_path
+
+
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
     while process.poll() is None:
         if (run / "metrics.jsonl").exists() and f'"train", "step": {step},' in (
@@ -37,18 +65,16 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"ended before step {step}: {process.communicate()}")
 
 
-def test_a_lap_ends_with_its_table_a_sample_and_the_report(tiny_data, tmp_path):
+def test_a_lap_ends_with_its_table_a_sample_and_the_report_and_the_next_gets_the_next_number(
+    tiny_data, tmp_path
+):
     result = train(tiny_data, tmp_path, 3)
     run = tmp_path / "runs" / "softcap-pico-0"
     for part in (" backend; ", "optimizers", "step:3/3 val_loss:", "bits per byte", "sample", "report:"):
         assert part in result.stdout
     assert (run / "report.html").stat().st_size > 10_000
     assert (run / "samples.txt").read_text().strip()
-
-
-def test_a_second_run_gets_the_next_number(tiny_data, tmp_path):
-    for _ in range(2):
-        train(tiny_data, tmp_path, 1)
+    train_here(tiny_data, tmp_path, 1)
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["softcap-pico-0", "softcap-pico-1"]
 
 
@@ -61,19 +87,22 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data, tmp_path):
     assert "hotlap train --resume runs/run" in out
     saved = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0]
     assert saved.step >= 2
-    again = hotlap("train", "--resume", "runs/run", "--steps", str(saved.step + 2), cwd=tmp_path)
+    again = hotlap_here("train", "--resume", "runs/run", "--steps", str(saved.step + 2), cwd=tmp_path)
     assert "schedule.steps 400" in complaint(again)
-    allowed = hotlap(
-        "train", "--resume", "runs/run", "--steps", str(saved.step + 2), "--allow-change", cwd=tmp_path
-    )
+    allowed = resume_here(tmp_path, "--steps", str(saved.step + 2))
     assert allowed.returncode == 0, allowed.stderr
     assert len(losses(tmp_path / "runs" / "run")) == saved.step + 2
 
 
-def test_two_processes_train_as_one_does(tiny_data, tmp_path):
-    train(tiny_data, tmp_path, 6, "--name", "one")
+def test_two_processes_train_as_one_does_and_wait_passively(tiny_data, tmp_path, monkeypatch):
+    for name in WAIT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    train_here(tiny_data, tmp_path, 6, "--name", "one")
     train(tiny_data, tmp_path, 6, "--name", "two", "--procs", "2")
     assert_one_curve(losses(tmp_path / "runs" / "two"), losses(tmp_path / "runs" / "one"))
+    environment = json.loads((tmp_path / "runs" / "two" / "environment.json").read_text())
+    assert environment["world_size"] == 2
+    assert environment["variables"]["OMP_WAIT_POLICY"] == "passive"
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -95,8 +124,7 @@ def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path
     assert "hotlap train --resume runs/run" in out
     step = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0].step
     assert step >= 2
-    steps = ("--steps", str(step + 1), "--allow-change")
-    resumed = hotlap("train", "--resume", "runs/run", *steps, cwd=tmp_path)
+    resumed = resume_here(tmp_path, "--steps", str(step + 1))
     assert resumed.returncode == 0, resumed.stderr
     assert len(losses(tmp_path / "runs" / "run")) == step + 1
 
@@ -182,16 +210,16 @@ def test_ranks_that_would_compute_differently_do_not_start(tiny_data, tmp_path):
 
 def test_what_is_over_is_left_alone_and_the_newest_run_is_the_one_that_trained_last(tiny_data, tmp_path):
     for name in ("old", "new"):
-        train(tiny_data, tmp_path, 2, "--name", name)
+        train_here(tiny_data, tmp_path, 2, "--name", name)
     files = sorted(path for path in (tmp_path / "runs").rglob("*") if path.is_file())
     before = {path: path.read_bytes() for path in files}
     (tmp_path / "runs" / "old" / "report.html").rename(tmp_path / "runs" / "old" / "again.html")
     (tmp_path / "runs" / "old" / "again.html").rename(tmp_path / "runs" / "old" / "report.html")
-    result = hotlap("train", "--resume", cwd=tmp_path)
+    result = hotlap_here("train", "--resume", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("runs/new is over: step 2 of 2; nothing to do")
     assert {path: path.read_bytes() for path in files} == before
-    further = hotlap("train", "--resume", "--steps", "3", "--allow-change", cwd=tmp_path)
+    further = hotlap_here("train", "--resume", "--steps", "3", "--allow-change", cwd=tmp_path)
     assert further.returncode == 0, further.stderr
     assert len(losses(tmp_path / "runs" / "new")) == 3
 
@@ -215,7 +243,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(tiny_data, tmp_path, more, p
         if option in more:
             at = words.index(option)
             del words[at : at + 2]
-    assert part in complaint(hotlap(*words, *more, cwd=tmp_path))
+    assert part in complaint(hotlap_here(*words, *more, cwd=tmp_path))
     assert not any((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
 
 
@@ -227,19 +255,22 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(tiny_data, tmp_path, more, p
         ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK='first'"),
     ],
 )
-def test_an_environment_that_torchrun_did_not_make_gets_one_line(tiny_data, tmp_path, variables, found):
+def test_an_environment_that_torchrun_did_not_make_gets_one_line(
+    tiny_data, tmp_path, monkeypatch, variables, found
+):
     torchrun = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
-    assert found in complaint(hotlap(*command(tiny_data, 2), cwd=tmp_path, env=torchrun))
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os._exit", sys.exit)  # a rank leaves at once
+    assert found in complaint(hotlap_here(*command(tiny_data, 2), cwd=tmp_path))
 
 
-def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
-    train(tiny_data, tmp_path, 1, "--name", "run")
-    assert "`run`, which exists" in complaint(hotlap(*command(tiny_data, 1, "--name", "run"), cwd=tmp_path))
-    for path in (tmp_path / "runs" / "run" / "checkpoints").iterdir():
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
-    assert "a checkpoint in" in complaint(hotlap("train", "--resume", "runs/run", cwd=tmp_path))
+def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, finished):
+    again = hotlap_here(*command(tiny_data, 1, "--name", "run"), cwd=finished)
+    assert "`run`, which exists" in complaint(again)
+    for path in (finished / "runs" / "run" / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    assert "a checkpoint in" in complaint(resume_here(finished))
 
 
 @pytest.mark.parametrize(
@@ -250,23 +281,19 @@ def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, tmp_path):
         (["--matrices", "adamw", "--optim.muon.lr", "0.1"], "where AdamW takes the matrices"),
     ],
 )
-def test_a_change_that_a_checkpoint_cannot_follow_is_refused(tiny_data, tmp_path, change, part):
-    train(tiny_data, tmp_path, 2, "--name", "run")
-    resumed = hotlap("train", "--resume", "runs/run", "--allow-change", *change, cwd=tmp_path)
-    assert part in complaint(resumed)
+def test_a_change_that_a_checkpoint_cannot_follow_is_refused(finished, change, part):
+    assert part in complaint(resume_here(finished, *change))
 
 
-def test_a_flipped_byte_in_a_checkpoint_is_refused_with_its_file_named(tiny_data, tmp_path):
-    train(tiny_data, tmp_path, 2, "--name", "run", *STEADY)
-    damaged = tmp_path / "runs" / "run" / "checkpoints" / "step-000002" / "optimizer.safetensors"
+def test_a_flipped_byte_in_a_checkpoint_is_refused_with_its_file_named(finished):
+    damaged = finished / "runs" / "run" / "checkpoints" / "step-000002" / "optimizer.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    resume = ["train", "--resume", "runs/run", "--steps", "3", "--allow-change"]
-    assert "optimizer.safetensors" in complaint(hotlap(*resume, cwd=tmp_path))
-    fallen_back = hotlap(*resume, "--fallback", cwd=tmp_path)
+    assert "optimizer.safetensors" in complaint(resume_here(finished, "--steps", "3"))
+    fallen_back = resume_here(finished, "--steps", "3", "--fallback")
     assert fallen_back.returncode == 0, fallen_back.stderr
-    assert "passed over" in fallen_back.stdout
+    assert "skipped" in fallen_back.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
@@ -352,7 +379,7 @@ def test_killed_while_saving_fifty_times_a_run_always_goes_on(tiny_data, tmp_pat
         time.sleep(pick.uniform(0, 0.3))
         process.kill()
         process.communicate()
-        interrupted += any(run.glob("checkpoints/.writing-*"))
+        interrupted += any(run.glob("checkpoints/.step-*"))
         assert store.load_latest(run / "checkpoints")[0].step >= reached
         arguments = ["train", "--resume", "runs/run"]
     assert interrupted > 0, "no kill hit a save: the test shows nothing"

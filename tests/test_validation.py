@@ -70,10 +70,12 @@ def test_a_split_with_fewer_tokens_than_a_block():
 
 @pytest.mark.parametrize("tokens", [0, -128, 100])
 def test_a_number_of_tokens_that_is_no_multiple_of_a_block(tokens):
-    with pytest.raises(ConfigError, match=rf"validation tokens in multiples of 128; found {tokens}"):
+    with pytest.raises(ConfigError, match=rf"validation tokens as a multiple of 128; found {tokens}"):
         validation_batches(stream_of(512), tokens, 256)
 
 
 def test_a_sequence_that_is_no_multiple_of_a_block():
-    with pytest.raises(ConfigError, match=r"validation sequences in multiples of 128 tokens; found 200"):
+    with pytest.raises(
+        ConfigError, match=r"a validation sequence length that is a multiple of 128 tokens; found 200"
+    ):
         validation_batches(stream_of(512), None, 200)

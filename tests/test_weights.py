@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hotlap.kernels.cpu import attention, head, inputs, mlp
+from hotlap.kernels.cpu import attention, head, mlp, qkv
 from hotlap.kernels.cpu import library as compiled
 from tests.kernels_here import needs_kernels
 
@@ -16,10 +16,14 @@ NUM_TOKENS, WIDTH, HEAD_DIM = 700, 48, 16
 def blas() -> Iterator[list[object]]:
     """What is called of torch's BLAS; the kernels get it back after a test."""
     found = compiled._torch_blas()
-    if None in (function.value for function in found):
+    if not all(found):
         pytest.skip("torch's BLAS packs no weights")
     yield found
-    compiled.needed_library().set_blas(*found)
+    compiled.needed_library().hotlap_set_blas(*found)
+
+
+def without_packing(blas: list[object]) -> list[object]:
+    return [blas[0], *[compiled.ffi.NULL] * 3]
 
 
 def of_mlp() -> list[torch.Tensor]:
@@ -28,13 +32,13 @@ def of_mlp() -> list[torch.Tensor]:
     return [*mlp.forward(mlp.Given(x, attended, *weights))]
 
 
-def of_inputs() -> list[torch.Tensor]:
+def of_qkv() -> list[torch.Tensor]:
     streams = torch.randn(3, NUM_TOKENS, WIDTH)
     cos, sin = torch.randn(2, NUM_TOKENS, 1, HEAD_DIM // 2)
-    mixed_in = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
+    value_embedding = torch.randn(NUM_TOKENS, WIDTH // HEAD_DIM, HEAD_DIM)
     weights = torch.randn(3, WIDTH, WIDTH) / 7
     mixes = torch.randn(3), torch.randn(2)
-    return [*inputs.forward(inputs.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], mixed_in))]
+    return [*qkv.forward(qkv.Given(*streams, mixes[0], *weights, cos, sin, mixes[1], value_embedding))]
 
 
 def of_attention() -> list[torch.Tensor]:
@@ -56,23 +60,23 @@ def seeded(kernel: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
 
 @needs_kernels
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_head])
+@pytest.mark.parametrize("kernel", [of_mlp, of_qkv, of_head])
 def test_packed_weights_change_nothing_but_the_last_digits(kernel, threads, blas, monkeypatch) -> None:
     # Chunks of 256: the last one is shorter, and is not for packed weights.
-    for module in (mlp, inputs):
+    for module in (mlp, qkv):
         monkeypatch.setattr(module, "chunk_tokens", lambda *_: 256)
     monkeypatch.setattr(head, "CHUNK_LOGITS", 256 * 512)
     torch.set_num_threads(threads)
     results = []
-    for functions in (blas, [blas[0], None, None, None]):
-        compiled.needed_library().set_blas(*functions)
+    for functions in (blas, without_packing(blas)):
+        compiled.needed_library().hotlap_set_blas(*functions)
         results.append(seeded(kernel))
     for packed, plain in zip(*results, strict=True):
         torch.testing.assert_close(packed, plain, atol=2e-6, rtol=2e-6)
 
 
 @needs_kernels
-@pytest.mark.parametrize("kernel", [of_mlp, of_inputs, of_attention])
+@pytest.mark.parametrize("kernel", [of_mlp, of_qkv, of_attention])
 def test_whichever_thread_is_free_computes_the_same(kernel) -> None:
     """Three threads, where this machine may have fewer cores: who takes which tokens changes."""
     torch.set_num_threads(3)
@@ -83,6 +87,7 @@ def test_whichever_thread_is_free_computes_the_same(kernel) -> None:
 @needs_kernels
 def test_packed_weights_have_room_of_their_own(blas) -> None:
     library = compiled.needed_library()
-    with_room = library.head_floats(256, WIDTH, 512, 2)
-    library.set_blas(blas[0], None, None, None)
-    assert with_room - library.head_floats(256, WIDTH, 512, 2) >= WIDTH * 512
+    given = compiled.ffi.new("hotlap_head_t *", {"T": 512, "C": WIDTH, "V": 512, "chunk_tokens": 256})
+    with_room = library.hotlap_head_floats(given, 2)
+    library.hotlap_set_blas(*without_packing(blas))
+    assert with_room - library.hotlap_head_floats(given, 2) >= WIDTH * 512

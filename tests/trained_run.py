@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.cli import main
-from tests.command import hotlap
+from tests.command import hotlap_here
 
 WORDS = "time people government state law peace war labor trade naïve café 日本 Grüße Congress power"
 
@@ -41,13 +41,13 @@ def trained_run() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     texts = write_texts(folder / "texts")
     data = str(folder / "data")
-    succeed(hotlap("data", "prepare", str(texts), "--vocab", "300", "--out", data, "--licence", "CC0"))
+    succeed(hotlap_here("data", "prepare", str(texts), "--vocab", "300", "--out", data, "--licence", "CC0"))
     options = (
         "--size pico --vocab-size 300 --steps 3 --precision float32 --device cpu --compile off --name lap"
     )
     evaluation = ["--evaluation.tokens", "none", "--evaluation.every-steps", "0"]
     where = ["--data.source", data, "--runs", str(folder / "runs")]
-    succeed(hotlap("train", "softcap", *options.split(), *evaluation, *where))
+    succeed(hotlap_here("train", "softcap", *options.split(), *evaluation, *where))
     return folder / "runs" / "lap"
 
 

@@ -50,7 +50,7 @@ def train(config: Config, root: Path, name: str, resume: bool = False) -> Result
 
 def losses(run_directory: Path) -> list[float]:
     """The training losses that a run wrote down, by step from 1."""
-    lines = [line for line in RunDirectory(run_directory).metrics().lines if line["kind"] == "train"]
+    lines = [line for line in RunDirectory(run_directory).read_metrics().lines if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     return [line["loss"] for line in lines]
 

@@ -1,4 +1,4 @@
-"""`hotlap data`: prepare token shards from a corpus or one's own text, inspect them, list the corpora."""
+"""`hotlap data`: prepares token shards from a corpus or your own files, verifies them, lists the corpora."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hotlap.errors import INTERRUPTED, ConfigError, DataError
 from hotlap.progress import to_stderr
 
 if TYPE_CHECKING:
-    from hotlap.corpus.prepare import Settings
-    from hotlap.data.manifest import Manifest
+    from hotlap.corpus.hub import HubSource
+    from hotlap.corpus.prepare import ShardSettings
+    from hotlap.corpus.sources import Source
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,33 +29,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     prepare.add_argument("inputs", nargs="+", metavar="CORPUS|PATH", help="a corpus, or files and folders")
     prepare.add_argument("--out", type=Path, metavar="DIR", help="where to write (printed when done)")
+    prepare.add_argument("--vocab", metavar="N|gpt2", help="train a vocabulary of N, or use GPT-2's (4096)")
+    prepare.add_argument("--val-fraction", metavar="F", help="fraction of documents to validate on (0.05)")
+    prepare.add_argument("--shard-tokens", type=int, metavar="N", help="tokens per shard (100,000,000)")
     prepare.add_argument(
-        "--vocab",
-        metavar="N|gpt2",
-        help="learn N tokens from the training text, or use GPT-2's (4096)",
+        "--tokenizer-sample-mb", type=int, metavar="MB", help="most text to train a vocabulary on (100)"
     )
-    prepare.add_argument("--val-fraction", metavar="F", help="share of the documents to validate on (0.05)")
-    prepare.add_argument("--shard-tokens", type=int, metavar="N", help="tokens a shard (100,000,000)")
-    prepare.add_argument(
-        "--tokenizer-sample-mb", type=int, metavar="MB", help="most text to learn a vocabulary from (100)"
-    )
-    prepare.add_argument("--workers", type=int, metavar="N", help="threads (one a core)")
-    prepare.add_argument("--shards", type=int, metavar="N", help="training shards to fetch, for fineweb (1)")
-    prepare.add_argument("--force", action="store_true", help="replace what --out holds")
+    prepare.add_argument("--workers", type=int, metavar="N", help="threads (one per core)")
+    prepare.add_argument("--shards", type=int, metavar="N", help="training shards, for fineweb (1)")
+    prepare.add_argument("--force", action="store_true", help="replace the data in --out")
     own = prepare.add_argument_group("for your own files")
-    own.add_argument("--field", metavar="NAME", help="where .jsonl and .parquet have the text (text)")
-    own.add_argument(
-        "--separator", metavar="TEXT", help=r"what stands between documents of .txt and .md, such as '\n\n\n'"
-    )
+    own.add_argument("--field", metavar="NAME", help="field with the text, in .jsonl and .parquet (text)")
+    own.add_argument("--separator", metavar="TEXT", help=r"between documents in .txt and .md, such as '\n\n'")
     own.add_argument("--strict", action="store_true", help="refuse invalid UTF-8 instead of replacing it")
-    own.add_argument("--skip-bad-files", action="store_true", help="count empty and binary files, go on")
-    own.add_argument("--licence", metavar="TEXT", help="what to note as the licence of the text")
+    own.add_argument("--skip-bad-files", action="store_true", help="skip and count empty and binary files")
+    own.add_argument("--licence", metavar="TEXT", help="license of the text, for the manifest")
 
-    inspect = commands.add_parser("inspect", help="verify a directory of shards and say what it holds")
+    inspect = commands.add_parser("inspect", help="verify a directory of shards and print what it contains")
     inspect.add_argument("directory", type=Path, metavar="DIR")
-    inspect.add_argument("--json", action="store_true", help="for a program to read")
-    listing = commands.add_parser("list", help="the corpora, their licences, and what is on this machine")
-    listing.add_argument("--json", action="store_true", help="for a program to read")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    listing = commands.add_parser("list", help="the corpora, their licenses, and what is on this machine")
+    listing.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         actions[args.action](args)
     except KeyboardInterrupt:
-        to_stderr("hotlap: interrupted; nothing half-written is left, run the same command again")
+        to_stderr("hotlap: interrupted; nothing incomplete is left, run the same command again")
         return INTERRUPTED
     return 0
 
@@ -70,21 +65,24 @@ def run(args: argparse.Namespace) -> int:
 def run_prepare(args: argparse.Namespace) -> None:
     from hotlap.corpus.catalogue import NAMES
     from hotlap.corpus.inspect import split_line, summarize
+    from hotlap.corpus.prepare import prepare
     from hotlap.data.shards import SPLITS
 
     if args.workers is not None and args.workers < 1:
         raise ConfigError(expected="1 worker or more", found=str(args.workers), do="leave --workers out")
     named = [name for name in args.inputs if name in NAMES]
     if not named:
-        manifest, directory = _prepare_files(args)
+        source, settings, default_directory = _own_files(args)
     elif len(args.inputs) == 1:
-        manifest, directory = _prepare_corpus(named[0], args)
+        source, settings, default_directory = _named_corpus(named[0], args)
     else:
         raise ConfigError(
             expected="one corpus, or files and folders",
             found=" ".join(args.inputs),
             do=f"prepare {named[0]} by itself (a folder of that name: ./{named[0]})",
         )
+    directory = args.out or default_directory
+    manifest = prepare(source, settings, directory, workers=args.workers, force=args.force, say=to_stderr)
     for name, count in manifest.counters.items():
         to_stderr(f"{name.replace('_', ' ')}: {count}")
     for split in SPLITS:
@@ -92,8 +90,8 @@ def run_prepare(args: argparse.Namespace) -> None:
     _print(f"written    {directory}")
 
 
-def _prepare_corpus(name: str, args: argparse.Namespace) -> tuple[Manifest, Path]:
-    from hotlap.corpus.catalogue import prepare_corpus, prepared_directory
+def _named_corpus(name: str, args: argparse.Namespace) -> tuple[Source | HubSource, ShardSettings, Path]:
+    from hotlap.corpus.catalogue import corpus_source, prepared_directory
     from hotlap.corpus.hub import HUB_CORPORA
     from hotlap.corpus.tokenizer import GPT2
 
@@ -106,32 +104,21 @@ def _prepare_corpus(name: str, args: argparse.Namespace) -> tuple[Manifest, Path
     _refuse(args, foreign, f"that applies to the corpus {name}")
     settings = _settings(args)
     num_shards = 1 if args.shards is None else args.shards
-    default_directory = prepared_directory(name, settings.vocabulary, num_shards)
-    directory = args.out or default_directory
-    manifest = prepare_corpus(
-        name,
-        settings,
-        directory,
-        num_shards=num_shards,
-        workers=args.workers,
-        force=args.force,
-        say=to_stderr,
-    )
-    return manifest, directory
+    directory = prepared_directory(name, settings.vocabulary, num_shards)
+    return corpus_source(name, num_shards, to_stderr), settings, directory
 
 
-def _prepare_files(args: argparse.Namespace) -> tuple[Manifest, Path]:
+def _own_files(args: argparse.Namespace) -> tuple[Source | HubSource, ShardSettings, Path]:
     from hotlap.corpus.catalogue import NAMES
-    from hotlap.corpus.prepare import prepare
     from hotlap.corpus.sources import FilesSource
 
-    _refuse(args, ["shards"], "for one's own files")
+    _refuse(args, ["shards"], "for your own files")
     paths = [Path(name) for name in args.inputs]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
         raise DataError(
             expected=f"a corpus ({', '.join(NAMES)}), a file or a folder",
-            found=f"`{missing}`, which is none of them",
+            found=f"`{missing}`, which is neither",
             do="check the spelling",
         )
     settings = _settings(args)
@@ -144,14 +131,11 @@ def _prepare_files(args: argparse.Namespace) -> tuple[Manifest, Path]:
         licence=args.licence or "unknown",
     )
     name = paths[0].absolute().name.split(".")[0]
-    directory = args.out or Path("data") / f"{name}-{settings.tokenizer_name}"
-    return prepare(
-        source, settings, directory, workers=args.workers, force=args.force, say=to_stderr
-    ), directory
+    return source, settings, Path("data") / f"{name}-{settings.tokenizer_name}"
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    from hotlap.corpus.prepare import Settings
+def _settings(args: argparse.Namespace) -> ShardSettings:
+    from hotlap.corpus.prepare import ShardSettings
 
     given: dict[str, Any] = {}
     if args.vocab is not None:
@@ -168,7 +152,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     for name in ("shard_tokens", "tokenizer_sample_mb"):
         if getattr(args, name) is not None:
             given[name] = getattr(args, name)
-    return Settings(**given)
+    return ShardSettings(**given)
 
 
 def _refuse(args: argparse.Namespace, names: list[str], where: str) -> None:
@@ -178,7 +162,7 @@ def _refuse(args: argparse.Namespace, names: list[str], where: str) -> None:
 
 
 def _unescaped(separator: str | None) -> str | None:
-    r"""A shell hands over `\n` as two characters."""
+    r"""The separator with `\n`, two characters in a shell, as a newline; likewise `\t` and `\r`."""
     if separator is None:
         return None
     for written, meant in ((r"\n", "\n"), (r"\t", "\t"), (r"\r", "\r")):
@@ -207,10 +191,10 @@ def run_list(args: argparse.Namespace) -> None:
         _print(json.dumps([dataclasses.asdict(entry) for entry in listed], indent=1))
         return
     for entry in listed:
-        size = f"{entry.text_bytes / 1e6:.1f} MB" if entry.text_bytes else "200 MB a shard"
+        size = f"{entry.text_bytes / 1e6:.1f} MB" if entry.text_bytes else "200 MB per shard"
         documents = f"{entry.documents} documents, " if entry.documents else ""
         _print(f"{entry.name}: {entry.summary}")
-        _print(f"    {documents}{size}; licence: {entry.licence}")
+        _print(f"    {documents}{size}; license: {entry.licence}")
         _print(f"    {'in the cache' if entry.cached else 'not in the cache'}")
         for directory in entry.prepared:
             _print(f"    prepared in {directory}")

@@ -1,4 +1,4 @@
-"""`hotlap doctor`: what is installed, what this machine has, and what a run here would use."""
+"""`hotlap doctor`: show the installed versions, the hardware, and what a run would use on this machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _shown(value: Any) -> str:
 def verdict(facts: dict[str, Any]) -> str:
     from hotlap.hardware import AMX_FAULTS
 
-    bf16 = "native here" if facts["native_bf16"] else "not native here"
+    bf16 = "supported by the hardware" if facts["native_bf16"] else "not supported by the hardware"
     if facts["amx_faults"]:
         bf16 += f" (the processor {AMX_FAULTS})"
     return (

@@ -1,6 +1,6 @@
-"""`hotlap eval RUN`: loss and bits per byte of a trained model on whole validation splits, one line a source.
+"""`hotlap eval RUN`: loss and bits per byte of a trained model on validation splits, one line per dataset.
 
-Measured as the trainer validates: the same sequences, the window of the checkpoint's step, the same sums.
+Computed as during training: on the same sequences, with the attention window of the checkpoint's step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, load_model
 from hotlap.errors import DataError
 from hotlap.terminal import make_console
 
@@ -30,16 +30,18 @@ def configure(parser: Parser) -> None:
         action="append",
         type=Path,
         metavar="DIR",
-        help="prepared data; may be given several times (default: what the run was trained on)",
+        help="prepared data; may be given several times (default: the run's own)",
     )
-    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N (default: the whole split)")
-    parser.add_argument("--json", action="store_true", help="for a program to read")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="only the first N tokens (default: the whole split)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     loaded = load_model(args)
     directories: list[Path] = args.data or [training_directory(loaded)]
-    # All of them are opened before the first is measured: a wrong one should not cost the time of the others.
+    # All are opened before the first is evaluated, so that a mistake shows at once.
     splits = [open_validation(loaded, directory) for directory in directories]
     results = [
         {"data": str(directory), **measure(loaded, val, args.tokens)}
@@ -69,20 +71,20 @@ def training_directory(loaded: LoadedModel) -> Path:
     if directory is None or not Path(directory).is_dir():
         raise DataError(
             expected="the data that the run was trained on",
-            found=f"nothing at {directory}" if directory else "no word about where it is",
-            do="name a directory with --data",
+            found=f"nothing at {directory}" if directory else "no record of where it is",
+            do="give a directory with --data",
         )
     return Path(directory)
 
 
 def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
-    """The validation split, of the tokenizer that the model was trained with."""
+    """The validation split; refused if its tokenizer is not the model's."""
     from hotlap.data.stream import open_split
 
     val = open_split(directory, "val", vocab_size=loaded.config.model.vocab_size)
     if val.manifest is not None and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint:
         raise DataError(
-            expected=f"data of the model's tokenizer {loaded.tokenizer.name}"
+            expected=f"data for the model's tokenizer {loaded.tokenizer.name}"
             f" ({loaded.tokenizer.fingerprint[:16]}…)",
             found=f"{val.manifest.tokenizer.name} ({val.manifest.tokenizer.sha256[:16]}…) in {directory}",
             do="prepare the text with the tokenizer of the run",
@@ -98,7 +100,7 @@ def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[s
     from hotlap.train.masking import Masking
 
     config = loaded.config
-    # What was trained with flex may be measured where there is none; `auto` is flex where there is.
+    # `auto` is flex where it is available; a model that was trained with flex can be evaluated without it.
     name = "auto" if config.attention.backend == "flex" else config.attention.backend
     backend = choose_backend(name, loaded.device, saved_bytes=0)
     install(loaded.model, backend=backend, tokens=config.batch.sequence_tokens)

@@ -1,4 +1,4 @@
-"""`hotlap export RUN DIR`: writes a model to give away, and says so once it was loaded again and compared."""
+"""`hotlap export RUN DIR`: writes a model to share, then loads it again and compares its logits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hotlap.cli import Parser
-from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, load_model
 from hotlap.terminal import make_console
 
 

@@ -1,4 +1,4 @@
-"""`hotlap race RECIPE…`: recipes and variants over seeds, in turn, and whether a difference is luck."""
+"""`hotlap race RECIPE…`: compare recipes and variants over several seeds, with a significance test."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ def configure(parser: Parser) -> None:
         "recipes",
         metavar="RECIPE",
         nargs="*",
-        help="a recipe, or a variant of it such as softcap:optim.muon.lr=0.03; the first is compared with",
+        help="a recipe, or a variant such as softcap:optim.muon.lr=0.03; the first is the baseline",
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the race in DIR")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="resume the race in DIR")
     add_options(parser)
 
 
 def add_options(parser: Parser) -> None:
-    """What `race` and `ablate` have in common."""
+    """Add the options that `race` and `ablate` share."""
     parser.takes_settings = True
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"runs of each (default: {DEFAULT_SEEDS})")
-    parser.add_argument("--budget", metavar="TIME", help="start no round that would end later, such as 10m")
-    parser.add_argument("--name", help="of the race's directory (default: made from the plan)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where race directories are")
-    parser.add_argument("--procs", type=int, help="train each run in so many processes")
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"runs per recipe (default: {DEFAULT_SEEDS})")
+    parser.add_argument(
+        "--budget", metavar="TIME", help="do not start a round that would exceed this time, such as 10m"
+    )
+    parser.add_argument("--name", help="name of the race's directory (default: derived from the plan)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="parent of the race's directory")
+    parser.add_argument("--procs", type=int, help="processes per run")
     parser.epilog = (
-        "Settings, such as --target-bpb 1.5 or --steps 200, hold for every run; `hotlap train --help` lists"
-        " them.\nThe same command again goes on where a race was stopped."
+        "Settings, such as --target-bpb 1.5 or --steps 200, apply to every run; `hotlap train --help` lists"
+        " them.\nRepeat the same command to resume a race that was stopped."
     )
 
 
@@ -64,18 +66,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.resume is None:
         for spec in args.recipes:
-            parse_spec(
-                spec
-            )  # torch, which knows the default size, takes seconds: mistakes are answered first
+            parse_spec(spec)  # report mistakes before common_options imports torch, which takes seconds
         size, seeds, settings = common_options(args)
         plan = make_plan(args.recipes, size, seeds, settings, args.procs)
-        return carry_out(plan, race_directory(args, plan), args.budget)
+        return run_race(plan, race_directory(args, plan), args.budget)
     given = [*args.recipes, *(f"--{name}" for name in args.settings)]
     given += [f"--{name}" for name in ("size", "seeds", "procs", "name") if getattr(args, name) is not None]
     if given:
-        raise ConfigError(expected="--resume DIR alone", found=" ".join(given), do="leave them out")
+        raise ConfigError(expected="--resume DIR alone", found=" ".join(given), do="omit them")
     directory = RaceDirectory(args.resume)
-    return carry_out(directory.read_plan(), directory, args.budget)
+    return run_race(directory.read_plan(), directory, args.budget)
 
 
 def race_directory(args: argparse.Namespace, plan: Plan) -> RaceDirectory:
@@ -94,8 +94,8 @@ def common_options(args: argparse.Namespace) -> tuple[str, int, dict[str, Any]]:
     return size, DEFAULT_SEEDS if args.seeds is None else args.seeds, settings
 
 
-def carry_out(plan: Plan, directory: RaceDirectory, budget: str | None, notes: Sequence[str] = ()) -> int:
-    """Run what is not over yet, and say what it shows."""
+def run_race(plan: Plan, directory: RaceDirectory, budget: str | None, notes: Sequence[str] = ()) -> int:
+    """Run the remaining runs, then print the results and write the report."""
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
     from hotlap.train.run import check_ranks
@@ -109,32 +109,32 @@ def carry_out(plan: Plan, directory: RaceDirectory, budget: str | None, notes: S
         with directory.lock(to_stderr) as lock:
             directory.check(plan)
             directory.write_plan(plan)
-            for line in (*opening_lines(plan, directory), *notes):
+            for line in (*header_lines(plan, directory), *notes):
                 to_stderr(line)
             done = sum(directory.is_over(start) for round_ in plan.rounds() for start in round_)
             with RaceProgress(plan, done) as progress:
-                left_out = Runner(plan, directory, lock, progress).run(budget_s)
+                skipped = Runner(plan, directory, lock, progress).run(budget_s)
     except KeyboardInterrupt:
-        to_stderr(f"race: stopped; go on with: hotlap race --resume {directory.path}")
+        to_stderr(f"race: stopped; resume with: hotlap race --resume {directory.path}")
         return INTERRUPTED
-    show(plan, directory, left_out, budget, make_console())
+    show(plan, directory, skipped, budget, make_console())
     return 0
 
 
 def parse_seconds(text: str) -> float:
-    """`90s`, `10m`, `1h30m`."""
+    """Seconds of a time such as `90s`, `10m` or `1h30m`."""
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     if not match or not any(map(int, match.groups(default="0"))):
         raise ConfigError(
-            expected="a time such as 90s, 10m or 1h30m as --budget", found=f"`{text}`", do="write it so"
+            expected="--budget as a time such as 90s, 10m or 1h30m", found=f"`{text}`", do="change it"
         )
     return sum(int(number or 0) * unit for number, unit in zip(match.groups(), SECONDS.values(), strict=True))
 
 
-def opening_lines(plan: Plan, directory: RaceDirectory) -> list[str]:
+def header_lines(plan: Plan, directory: RaceDirectory) -> list[str]:
     lines = [f"race: {len(plan.entries)} × {plan.seeds} seeds at {plan.size} in {directory.path}"]
     lines += [
-        f"race: {entry.label} has the settings of an earlier one, and its own seeds from {entry.first_seed}"
+        f"race: {entry.label} repeats an earlier entry; its seeds start at {entry.first_seed}"
         for entry in plan.entries
         if entry.first_seed
     ]
@@ -142,7 +142,7 @@ def opening_lines(plan: Plan, directory: RaceDirectory) -> list[str]:
 
 
 def show(
-    plan: Plan, directory: RaceDirectory, left_out: Sequence[Start], budget: str | None, console: Console
+    plan: Plan, directory: RaceDirectory, skipped: Sequence[Start], budget: str | None, console: Console
 ) -> None:
     from hotlap.race.results import conclude, table, verdict_lines
 
@@ -156,10 +156,10 @@ def show(
     console.print(drawn)
     for line in verdict_lines(data):
         console.print(line, markup=False, soft_wrap=True)
-    if left_out:
+    if skipped:
         console.print(
-            f"left out by the budget of {budget}: {len(left_out)} runs"
-            f" ({', '.join(start.name for start in left_out)}); the same command with more time runs them",
+            f"skipped because of the budget of {budget}: {len(skipped)} runs"
+            f" ({', '.join(start.name for start in skipped)}); repeat the command with a larger --budget",
             markup=False,
             soft_wrap=True,
         )
@@ -167,5 +167,5 @@ def show(
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A terminated race ends as an interrupted one: its run saves first."""
+    """Treat SIGTERM like Ctrl-C, so that the current run saves a checkpoint first."""
     raise KeyboardInterrupt

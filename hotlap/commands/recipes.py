@@ -1,4 +1,4 @@
-"""`hotlap recipes`: the lineage as a tree, one recipe in full, or the difference between two."""
+"""`hotlap recipes`: show the recipes as a tree, one recipe in full, or the diff of two."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hotlap.terminal import make_console
 def configure(parser: Parser) -> None:
     commands = parser.add_subparsers(dest="action", parser_class=Parser, metavar="show|diff")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    show = commands.add_parser("show", help="every setting of a recipe at a size")
+    show = commands.add_parser("show", help="show all settings of a recipe at a size")
     show.add_argument("recipe", metavar="RECIPE")
-    compare = commands.add_parser("diff", help="the settings in which two recipes differ")
+    compare = commands.add_parser("diff", help="show the settings that differ between two recipes")
     compare.add_argument("first", metavar="A")
     compare.add_argument("second", metavar="B")
     for command in (show, compare):
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tree(console: Console) -> None:
-    root = Tree("recipes (minutes: published, 8×H100 to a FineWeb validation loss of 3.28)")
+    root = Tree("recipes (published minutes on 8×H100 to a FineWeb validation loss of 3.28)")
     branches: dict[str | None, Tree] = {None: root}
     for recipe in RECIPES.values():
         record = recipe.record
@@ -88,4 +88,4 @@ def _diff(console: Console, args: argparse.Namespace) -> None:
     table = Table("setting", find_recipe(args.first).name, find_recipe(args.second).name, box=None)
     for change in changes:
         table.add_row(change.name, shown(change.before), shown(change.after))
-    console.print(table if changes else "no setting differs")
+    console.print(table if changes else "no settings differ")

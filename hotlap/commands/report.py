@@ -1,4 +1,4 @@
-"""`hotlap report RUN…`: one HTML file of one or many runs, and the verdicts on the terminal."""
+"""`hotlap report RUN…`: writes one HTML file for one run or many, and prints the verdicts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def configure(parser: Parser) -> None:
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=Path, help="a run directory, or one that holds runs"
+        "runs", metavar="RUN", nargs="+", type=Path, help="a run directory, or a directory of runs"
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="default: report.html in the first RUN")
     parser.add_argument("--png", metavar="FILE", type=Path, help="also write the main plot as a PNG")
     parser.add_argument("--title", help="default: the name of the first RUN")
     parser.add_argument(
         "--metric",
-        help="what the verdict goes by: train_s, tokens, bpb, loss or tokens_per_s"
+        help="the metric of the verdict: train_s, tokens, bpb, loss or tokens_per_s"
         " (default: time to the target, else bits per byte, else loss)",
     )
     parser.add_argument("--open", action="store_true", help="open the report in a browser")
@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     from hotlap.runs.reader import load_runs
 
     runs = load_runs(args.runs)
-    # SciPy takes a second to import: a mistake in the runs is answered before that.
-    from hotlap.report.analysis import analyse, to_json
+    # After the runs are read: SciPy takes a second to import, and a mistake should be reported before that.
+    from hotlap.report.analysis import analyze, to_json
     from hotlap.report.page import write_report
     from hotlap.report.picture import write_picture
 
-    runs_by_label = labelled(args.runs, runs)
-    analysis = analyse(runs_by_label, args.metric)
+    runs_by_label = labeled(args.runs, runs)
+    analysis = analyze(runs_by_label, args.metric)
     title = args.title or args.runs[0].resolve().name
     out = args.out or args.runs[0] / "report.html"
     if args.png:
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def labelled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """A race's runs under the names that it gave them; others under what their settings tell."""
+def labeled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of a race by the labels of its plan; other runs by labels made from their settings."""
     from hotlap.race.directory import RaceDirectory
     from hotlap.race.results import load_race
     from hotlap.report.analysis import label_runs

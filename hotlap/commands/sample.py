@@ -1,4 +1,4 @@
-"""`hotlap sample RUN`: text from a trained model, shown as it is made; the speed goes to standard error."""
+"""`hotlap sample RUN`: prints text while a trained model generates it, and the speed to standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotlap.cli import Parser
-from hotlap.commands.loaded import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, load_model
 from hotlap.errors import INTERRUPTED
 from hotlap.inference.options import SampleOptions
 from hotlap.progress import to_stderr
@@ -25,24 +25,17 @@ def configure(parser: Parser) -> None:
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="what the text begins with; may be given several times (default: nothing)",
+        help="the start of the text; may be given several times (default: empty)",
     )
-    options = SampleOptions()
-    parser.add_argument(
-        "--tokens", type=int, default=options.max_tokens, metavar="N", help="at most (%(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=options.temperature, help="0: the likeliest token (%(default)s)"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="among the likeliest of total probability P")
-    parser.add_argument(
-        "--seed", type=int, default=options.seed, help="the same gives the same text (%(default)s)"
-    )
-    parser.add_argument(
-        "--samples", type=int, default=options.num_samples, metavar="N", help="of each prompt (%(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="for a program to read")
+    default = SampleOptions()
+    add = parser.add_argument
+    add("--tokens", type=int, default=default.max_tokens, metavar="N", help="at most N tokens (%(default)s)")
+    add("--temperature", type=float, default=default.temperature, help="0: most likely token (%(default)s)")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    add("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total probability P")
+    add("--seed", type=int, default=default.seed, help="the same seed gives the same text (%(default)s)")
+    add("--samples", type=int, default=default.num_samples, metavar="N", help="per prompt (%(default)s)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_model(args)
     prompts: list[str] = args.prompt or [""]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal has no letters for
+        sys.stdout.reconfigure(errors="replace")  # for characters that the terminal cannot show
     started = time.perf_counter()
     results = []
     try:
@@ -72,14 +65,16 @@ def run(args: argparse.Namespace) -> int:
             "tokens_per_s": made / seconds,
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
-    to_stderr(f"step {loaded.step}: {made} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens a second")
+    to_stderr(
+        f"step {loaded.step}: {made} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens per second"
+    )
     return 0
 
 
 def sample_prompt(
     loaded: LoadedModel, prompt: str, options: SampleOptions, *, as_json: bool
 ) -> dict[str, Any]:
-    """All samples of one prompt. A single one is written token by token, several when all are done."""
+    """All samples of one prompt. One sample is printed token by token; several are printed at the end."""
     from hotlap.inference.generate import TextStream, samples
 
     tokenizer = loaded.tokenizer

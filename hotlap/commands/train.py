@@ -1,4 +1,4 @@
-"""`hotlap train RECIPE`: resolves the configuration, trains, and ends with a table of what was reached."""
+"""`hotlap train RECIPE`: resolves the configuration, trains, and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands.resumed import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
+from hotlap.commands.resume import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
 from hotlap.config import Config
 from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
@@ -41,23 +41,25 @@ def configure(parser: Parser) -> None:
     parser.usage = "hotlap train RECIPE [options] [--SETTING VALUE …]"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="see `hotlap recipes`")
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
-    parser.add_argument("--name", help="of the run's directory (default: RECIPE-SIZE-number)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories are")
-    parser.add_argument("--procs", type=int, help="train in so many processes on this machine")
+    parser.add_argument("--name", help="name of the run's directory (default: RECIPE-SIZE-number)")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), help="directory of all runs (default: runs)"
+    )
+    parser.add_argument("--procs", type=int, help="number of processes on this machine")
     parser.add_argument(
         "--resume",
         nargs="?",
         const=NEWEST_RUN,
         metavar="PATH",
-        help="go on from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run)",
+        help="resume from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run)",
     )
-    parser.add_argument("--allow-change", action="store_true", help="resume although settings differ")
-    parser.add_argument("--fallback", action="store_true", help="resume from an older checkpoint if damaged")
+    parser.add_argument("--allow-change", action="store_true", help="resume with other settings")
+    parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
     parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     settings = "\n".join(f"  --{s.name}  {s.doc} ({describe_type(s.type)})" for s in settings_of(Config))
-    parser.epilog = f"settings (the last part of a name is enough where it is the only one so):\n{settings}"
+    parser.epilog = f"settings (the last part of a name is enough if it is unique):\n{settings}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +74,7 @@ def train(args: argparse.Namespace) -> int:
     check_options(args, changes)
     if args.resume is not None:
         point = find_resume_point(args, console)
-        config = resumed_config(args, changes, point.checkpoint)
+        config = resumed_config(args, changes, point)
         root, name = point.directory.parent, point.directory.name
     else:
         point, config = None, new_config(args, changes)
@@ -89,7 +91,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
-    """Refuse what would be ignored."""
+    """Refuse options that would have no effect."""
     if "recipe" in changes:
         raise ConfigError(
             expected="the recipe as the first argument",
@@ -101,21 +103,21 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
         if getattr(args, option) and not getattr(args, with_option):
             raise ConfigError(
                 expected=f"--{option.replace('_', '-')} together with --{with_option.replace('_', '-')}",
-                found="it alone",
-                do="add the one or leave out the other",
+                found="only the first",
+                do="add the second, or leave out the first",
             )
     if args.resume is None:
         return
     if args.name is not None and args.resume != NEWEST_RUN:
         raise ConfigError(
-            expected="the run to go on with once",
+            expected="one run to resume",
             found=f"--resume {args.resume} and --name {args.name}",
-            do="leave out --name, or the path: a run that goes on keeps its name",
+            do="leave out --name or the path: a resumed run keeps its name",
         )
     if args.size is not None and args.recipe is None:
         raise ConfigError(
             expected="--size together with a RECIPE",
-            found=f"--size {args.size} and the run's own recipe, which has its size",
+            found=f"--size {args.size} alone: the run keeps its recipe and its size",
             do="leave it out",
         )
 
@@ -140,7 +142,7 @@ def check_new_name(runs: Path, name: str) -> None:
         raise ConfigError(
             expected=f"a new run name in {runs}",
             found=f"`{name}`, which exists",
-            do="choose another name, or go on with it by --resume",
+            do="choose another name, or continue that run with --resume",
         )
 
 
@@ -164,37 +166,34 @@ def train_in_processes(
     from hotlap.distributed.launch import launch
     from hotlap.hardware import select_device
     from hotlap.runs.sinks import check_sinks
-    from hotlap.train.run import check_ranks, prepare_data
+    from hotlap.train.run import check_ranks, ensure_data
 
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
     select_device(config.runtime.device)
     check_ranks(config, args.procs)
     check_sinks(args.log)
-    # Here, because a first download may take longer than ranks wait for each other.
-    prepare_data(config, console.print)
+    # Before the ranks start: a download may take longer than they wait for each other.
+    ensure_data(config, console.print)
     leave_at_once(exit_code(lambda: launch(args.procs, words_of_rank(args, point))))
 
 
 def words_of_rank(args: argparse.Namespace, point: ResumePoint | None) -> list[str]:
-    """The command line that each process gets."""
+    """The arguments of `hotlap` in each process."""
     words = [word for word in args.words if not word.startswith("--procs=")]
     if "--procs" in words:
         at = words.index("--procs")
         del words[at : at + 2]
     if args.resume == NEWEST_RUN and args.name is None:
         assert point is not None, "--resume has found a run"
-        # Which run is the newest may change between two looks at it.
+        # By its path: another run may be the newest when the ranks start.
         words.remove("--resume")
         words.append(f"--resume={point.directory}")
     return ["train", *words]
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What a process that will leave at once ends with, however its work ends; why is said here.
-
-    All that Python's own end would say has to be said before: nothing is raised any further.
-    """
+    """The exit code of a process that ends by `leave_at_once`; errors are printed here, not raised."""
     from hotlap.distributed.launch import tell_launcher
 
     try:
@@ -211,11 +210,13 @@ def exit_code(work: Callable[[], int]) -> int:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End one of several processes, or their launcher. All is written; Python's own end may meet threads of
-    torch that still hear from other processes, and abort or wait for ever.
+    """End one of several processes, or their launcher, without Python's own shutdown.
+
+    Threads of torch may still be receiving from other processes, and then the shutdown aborts or hangs. All
+    files are already written.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it may be gone.
+        # The reader of a pipe may have ended.
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
@@ -240,7 +241,7 @@ def train_here(
         return 0
     if result.status == "interrupted":
         console.print(
-            f"stopped at step {result.summary['steps']} and saved; go on with:"
+            f"stopped at step {result.summary['steps']} and saved; resume with:"
             f" hotlap train --resume {result.directory.path}",
             soft_wrap=True,
         )
@@ -250,17 +251,15 @@ def train_here(
 
 
 def finish(result: Result, directory: RunDirectory, console: Console) -> None:
-    """What a lap ends with: a table, a sample, the report."""
+    """Print the results and the last sample, and write the report."""
     from hotlap.report.page import write_report
     from hotlap.runs.reader import load_run
 
+    run = load_run(directory.path)
     console.print(results_table(result.summary))
-    text = directory.newest_sample()
-    if text is not None:
-        console.print(f"\n[bold]sample[/bold]\n{escape(text)}\n")
-    write_report(
-        {directory.path.name: [load_run(directory.path)]}, directory.report_path, directory.path.name
-    )
+    if run.samples:
+        console.print(f"\n[bold]sample[/bold]\n{escape(run.samples[-1].text)}\n")
+    write_report({run.name: [run]}, directory.report_path, run.name)
     console.print(f"report: {directory.report_path}", soft_wrap=True)
 
 
@@ -268,14 +267,14 @@ def results_table(summary: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     seconds = "  ".join(f"{phase} {value:.1f} s" for phase, value in summary["seconds"].items())
     bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
-    share = "unknown share" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
+    share = "unknown fraction" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
     rows = {
         "validation": f"loss {summary['val_loss']:.4f}, bits per byte {bpb}",
         "target": target_line(summary["target"]),
         "tokens": f"{summary['tokens']:,} in {summary['steps']} steps",
-        "speed": f"{summary['tokens_per_s']:,.0f} tokens a second, {share} of the matrix-product peak",
+        "speed": f"{summary['tokens_per_s']:,.0f} tokens per second, {share} of the matmul peak",
         "time": seconds,
-        "memory": f"{summary['peak_rss_mib']:,.0f} MiB resident at most",
+        "memory": f"{summary['peak_rss_mib']:,.0f} MiB peak resident memory",
     }
     for label, value in rows.items():
         if value:

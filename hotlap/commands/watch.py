@@ -12,7 +12,7 @@ from hotlap.terminal import make_console
 
 def configure(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run directory")
-    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--port", type=int, default=0, help="default: any free port")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 

@@ -1,10 +1,11 @@
-"""Every setting of a run, each declared once: its type, its default and one line about it.
+"""The configuration of a run. Each setting is declared once, with a type, a default and a one-line doc.
 
-The defaults are what the published records have in common; a recipe changes what it must. Whatever can be
-known to be wrong without a machine or data is refused here, when the dataclass is built. Names of settings,
-JSON and diffs are derived from these declarations by `hotlap.settings`.
+The defaults are what the published speedrun records (https://github.com/KellerJordan/modded-nanogpt) have in
+common; a recipe overrides the rest. Values that are invalid on any machine and with any data raise a
+`ConfigError` when the dataclass is constructed. `hotlap.settings` derives the command-line options,
+`config.json` and the diff of two configurations from these declarations.
 
-Here is the whole, with the checks that concern more than one section; the sections are in the other files.
+This file defines `Config` and the checks that span sections. The sections are in the files next to it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from hotlap.config.checks import require
 from hotlap.config.model import AttentionConfig, ModelConfig
-from hotlap.config.optimisation import AdamConfig, BatchConfig, MuonConfig, OptimConfig, ScheduleConfig
+from hotlap.config.optimization import AdamConfig, BatchConfig, MuonConfig, OptimConfig, ScheduleConfig
 from hotlap.config.run import CheckpointConfig, DataConfig, EvaluationConfig, RuntimeConfig
 from hotlap.settings import section, setting
 
@@ -37,7 +38,7 @@ __all__ = [
 class Config:
     recipe: str = setting("", "name of the recipe")
     size: str = setting("small", "name of the size")
-    seed: int = setting(0, "of initialisation and data order")
+    seed: int = setting(0, "seed of the initialization and the data order")
     model: ModelConfig = section(ModelConfig, "the model")
     attention: AttentionConfig = section(AttentionConfig, "attention")
     optim: OptimConfig = section(OptimConfig, "optimizers")
@@ -49,13 +50,11 @@ class Config:
     runtime: RuntimeConfig = section(RuntimeConfig, "machine")
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.seed < 2**63, "`seed` of 0 or more and below 2**63", str(self.seed), "choose another"
-        )
+        require(0 <= self.seed < 2**63, "`seed` in [0, 2**63)", str(self.seed), "choose another seed")
         block, sequence = self.attention.block_size, self.batch.sequence_tokens
         require(
             sequence % block == 0,
-            f"sequence_tokens as a multiple of the block of {block}",
+            f"sequence_tokens as a multiple of block_size = {block}",
             str(sequence),
             f"use {max(1, sequence // block) * block}",
         )
@@ -69,7 +68,7 @@ class Config:
         is_gpt2, unlimited = self.model.architecture == "gpt2", self.attention.window_unit == "unlimited"
         require(
             is_gpt2 == unlimited and not (is_gpt2 and self.attention.document_mask),
-            "an unlimited window without a document mask for gpt2, and a limited one for speedrun",
+            "window_unit unlimited and no document mask for gpt2, window_unit tokens or blocks for speedrun",
             f"{self.model.architecture}, window_unit {self.attention.window_unit},"
             f" document_mask {str(self.attention.document_mask).lower()}",
             "change model.architecture or the attention settings",
@@ -77,7 +76,7 @@ class Config:
         if self.attention.window_unit == "blocks":
             require(
                 self.schedule.window_multiple_tokens == block,
-                f"window_multiple_tokens equal to the block of {block} when the window counts blocks",
+                f"window_multiple_tokens equal to block_size = {block} when window_unit is blocks",
                 str(self.schedule.window_multiple_tokens),
                 "change schedule.window_multiple_tokens or attention.window_unit",
             )

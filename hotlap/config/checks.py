@@ -1,4 +1,4 @@
-"""How a value that cannot work is refused, by the name of its setting."""
+"""Range checks for settings. Each raises a `ConfigError` that names the setting."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def require_positive(settings: Any, *names: str) -> None:
 def require_not_negative(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        require(
-            math.isfinite(value) and value >= 0, f"`{name}` of 0 or more", str(value), "give such a number"
-        )
+        require(math.isfinite(value) and value >= 0, f"`{name}` of at least 0", str(value), "give 0 or more")
 
 
 def require_fraction(settings: Any, *names: str) -> None:
@@ -36,4 +34,4 @@ def require_fraction(settings: Any, *names: str) -> None:
 def require_decay(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        require(0 <= value < 1, f"`{name}` of 0 or more and below 1", str(value), "give a smaller fraction")
+        require(0 <= value < 1, f"`{name}` in [0, 1)", str(value), "give a fraction below 1")

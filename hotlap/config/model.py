@@ -1,4 +1,4 @@
-"""The model and its attention."""
+"""Settings of the model and its attention."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from hotlap.settings import setting
 class ModelConfig:
     architecture: Literal["speedrun", "gpt2"] = setting("speedrun", "the records' model, or plain GPT-2")
     num_layers: int = setting(12, "transformer blocks; the first half is the U-Net's encoder")
-    width: int = setting(768, "features of the residual stream")
+    width: int = setting(768, "width of the residual stream")
     num_heads: int = setting(6, "query heads")
     num_kv_heads: int | None = setting(
-        None, "key and value heads (grouped-query attention); none: as many as heads"
+        None, "key and value heads for grouped-query attention; none: same as num_heads"
     )
-    mlp_ratio: int = setting(4, "hidden width of the MLP over the model's")
-    vocab_size: int = setting(50257, "token ids of the tokenizer")
+    mlp_ratio: int = setting(4, "hidden width of the MLP, as a multiple of width")
+    vocab_size: int = setting(50257, "vocabulary size of the tokenizer")
     vocab_multiple: int = setting(128, "embedding and head rows are padded up to a multiple of this")
     rotary: Literal["full", "half"] = setting("full", "rotate all dimensions of q and k, or half of them")
-    rotary_base: float = setting(10000.0, "wavelength base of the rotary positions")
-    softcap: float = setting(30.0, "logits are softcap·tanh(logits/softcap); 0 leaves them as they are")
+    rotary_base: float = setting(10000.0, "base of the rotary frequencies")
+    softcap: float = setting(30.0, "logits become softcap·tanh(logits/softcap); 0: no cap")
+    # Value residual: https://arxiv.org/abs/2410.17897
     values: Literal["plain", "first-layer", "per-layer", "mirrored", "outer"] = setting(
         "first-layer",
-        "what is mixed into v: nothing, the first layer's v, or value embeddings: one table a layer, one an"
-        " encoder layer and mirrored, or tables on the outer quarters only",
+        "mixed into v: nothing, the first layer's v, or value embeddings (one table per layer; one per"
+        " encoder layer, mirrored in the decoder; or tables in the first and last quarter only)",
     )
     value_mix: Literal["one", "pair"] = setting("one", "v = (1−λ)v + λu with one λ, or λ₀v + λ₁u with two")
     value_tables: Literal["joined", "separate"] = setting(
-        "joined", "value tables side by side in one, or apart"
+        "joined", "value tables as one parameter, or one parameter per table"
     )
     bigram_rows: int = setting(
-        0, "rows of a table of hashed pairs of neighbouring tokens, added to the embedding; 0: none"
+        0, "rows of the hashed bigram table that is added to the embedding; 0: no table"
     )
-    drop_attention: bool = setting(False, "leave attention out of layer ⌊7·layers/12⌋")
-    bf16_embeddings: bool = setting(
-        False, "keep embedding tables in bfloat16 where the run computes in bfloat16"
-    )
+    drop_attention: bool = setting(False, "no attention in layer ⌊7·num_layers/12⌋")
+    bf16_embeddings: bool = setting(False, "store embedding tables in bfloat16 when activations are bfloat16")
 
     def __post_init__(self) -> None:
         require_positive(
@@ -57,19 +56,19 @@ class ModelConfig:
         require_not_negative(self, "softcap", "bigram_rows")
         require(
             self.width % self.num_heads == 0,
-            "a width that the heads divide",
+            "`width` divisible by `num_heads`",
             f"width {self.width} and {self.num_heads} heads",
             f"use a width of {self.num_heads * max(1, round(self.width / self.num_heads))}",
         )
         require(
             self.kv_heads > 0 and self.num_heads % self.kv_heads == 0,
-            "kv heads that divide the heads",
-            f"{self.num_kv_heads} kv heads and {self.num_heads} heads",
+            "`num_heads` divisible by `num_kv_heads`",
+            f"{self.num_heads} heads and {self.num_kv_heads} kv heads",
             f"use one of {[n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]}",
         )
         require(
             self.head_dim % (4 if self.rotary == "half" else 2) == 0 or self.architecture == "gpt2",
-            f"a head dimension that rotary={self.rotary} can pair up",
+            f"a head dimension divisible by {4 if self.rotary == 'half' else 2} for rotary={self.rotary}",
             f"{self.head_dim}",
             "change width or num_heads so that width / num_heads is a multiple of 4",
         )
@@ -77,19 +76,19 @@ class ModelConfig:
             self.values != "mirrored" or self.num_layers % 2 == 0,
             "an even number of layers for values=mirrored",
             f"{self.num_layers}",
-            f"use {self.num_layers + 1} layers or other values",
+            f"use {self.num_layers + 1} layers, or change model.values",
         )
         if self.architecture == "gpt2":
             require(
                 self.num_kv_heads is None and not self.bigram_rows,
-                "num_kv_heads none and bigram_rows 0 for gpt2, which has neither",
+                "num_kv_heads none and bigram_rows 0, because gpt2 supports neither",
                 f"num_kv_heads {self.num_kv_heads}, bigram_rows {self.bigram_rows}",
                 "leave them out, or use another recipe",
             )
         else:
             require(
                 self.num_layers > 1,
-                "two layers or more, for an encoder and a decoder",
+                "at least two layers, one for the encoder and one for the decoder",
                 "1",
                 "add a layer, or use the recipe adamw",
             )
@@ -112,7 +111,7 @@ class ModelConfig:
 
     @property
     def value_table_of_layer(self) -> tuple[int | None, ...]:
-        """The value-embedding table that each layer mixes in, or None."""
+        """For each layer, the index of the value-embedding table that it mixes in, or None."""
         layers = self.num_layers
         if self.values == "per-layer":
             tables = itertools.count()
@@ -133,12 +132,12 @@ class AttentionConfig:
         "auto", "flex on CUDA, native on a CPU with gcc, else blocked; dense is the slow reference"
     )
     window_unit: Literal["tokens", "blocks", "unlimited"] = setting(
-        "tokens", "what the window counts: tokens, blocks, or nothing (all earlier tokens are seen)"
+        "tokens", "unit of the sliding window; unlimited: attend to all earlier tokens"
     )
-    block_size: int = setting(128, "tokens of a mask block")
-    document_mask: bool = setting(True, "tokens see only their own document")
+    block_size: int = setting(128, "tokens per mask block")
+    document_mask: bool = setting(True, "attend only within the same document")
     saved_probabilities_mb: int = setting(
-        1024, "blocked backend: memory for probabilities kept for the backward"
+        1024, "blocked backend: memory for attention probabilities saved for the backward, in MB"
     )
 
     def __post_init__(self) -> None:

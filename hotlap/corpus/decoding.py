@@ -1,6 +1,6 @@
-"""Bytes of a user's file to text: gzip and Zstandard undone, UTF-8 decoded, damage counted or refused.
+"""Decode a user's files to text: decompress gzip and Zstandard, decode UTF-8, count or reject damage.
 
-Everything streams: no function holds more than a block of the file, whatever its size.
+Everything is streamed: memory use is one block, regardless of the file size.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from hotlap.corpus.tokenizer import without_surrogates
-from hotlap.data.files import reading
 from hotlap.errors import DataError
+from hotlap.files import reading
 
 BLOCK_BYTES = 2**20
 BINARY_PROBE_BYTES = 2**13
-COMPRESSED_BLOCK_BYTES = 2**14  # small, since a few compressed bytes can stand for very many
+COMPRESSED_BLOCK_BYTES = 2**14  # small, because a few compressed bytes can expand to very many
 COMPRESSIONS = (".gz", ".zst")
 
 
 @dataclass
 class Tally:
-    """What was read so far, and what had to be done to it."""
+    """Bytes read so far, and counts of repaired or skipped input."""
 
-    bytes_read: int = 0  # of the files as they are on disk, to measure progress
+    bytes_read: int = 0  # on disk (compressed), for the progress bar
     counters: Counter[str] = field(default_factory=Counter)
 
 
 class _Counted(io.RawIOBase):
-    """A file whose bytes are counted as they are read."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: BinaryIO, tally: Tally) -> None:
         self._file = file
@@ -52,7 +52,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Unzstd(io.RawIOBase):
-    """Decompressed Zstandard; unlike the library's own reader it notices a file that stops in a frame."""
+    """A Zstandard decompressor. Unlike the library's reader, it detects a file truncated inside a frame."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from zstandard import ZstdDecompressor
@@ -72,7 +72,7 @@ class _Unzstd(io.RawIOBase):
             self._compressed = self._compressed or self._file.read(COMPRESSED_BLOCK_BYTES)
             if not self._compressed:
                 if self._inside_frame:
-                    raise EOFError("the file ends before its last frame does")
+                    raise EOFError("the file ends inside a frame")
                 return 0
             self._ready = memoryview(self._frame.decompress(self._compressed))
             self._inside_frame = not self._frame.eof
@@ -88,14 +88,14 @@ class _Unzstd(io.RawIOBase):
 
 @contextmanager
 def decompressing(path: Path) -> Iterator[None]:
-    """Turn every complaint of a decompressor about `path` into a `DataError`."""
+    """Convert any decompression error for `path` to a `DataError`."""
     import zstandard
 
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
         raise DataError(
-            expected=f"a whole {path.suffix} file at {path}",
+            expected=f"a complete {path.suffix} file at {path}",
             found=str(error),
             do="copy or compress it again",
         ) from error
@@ -114,7 +114,7 @@ def open_decompressed(path: Path, tally: Tally) -> Iterator[io.BufferedIOBase]:
 
 
 def check_text_file(path: Path) -> None:
-    """Refuse an empty file, and one that is not text: with a NUL byte near its start."""
+    """Raise a DataError for an empty file or a binary one (a NUL byte near the start)."""
     with open_decompressed(path, Tally()) as stream:
         start = stream.read(BINARY_PROBE_BYTES)
     if not start:
@@ -130,14 +130,14 @@ def check_text_file(path: Path) -> None:
 
 
 class Decoder:
-    """UTF-8 in blocks. Each invalid sequence becomes U+FFFD and is counted, or is refused when `strict`."""
+    """Decodes UTF-8 in blocks. An invalid sequence becomes U+FFFD and is counted; `strict` raises instead."""
 
     def __init__(self, path: Path, tally: Tally, *, strict: bool) -> None:
         self._path = path
         self._tally = tally
         self._strict = strict
         self._pending = b""
-        self._offset = 0  # of the first pending byte
+        self._offset = 0  # in the file, of the first pending byte
 
     def decode(self, block: bytes, *, final: bool) -> str:
         data = self._pending + block
@@ -146,8 +146,8 @@ class Decoder:
         except UnicodeDecodeError as error:
             self._refuse_if_strict(self._offset + error.start, data[error.start : error.end])
             text, used = codecs.utf_8_decode(data, "replace", final)
-            # Those that the file itself spells are no damage. Their first byte begins a character wherever
-            # it stands, so counting bytes finds them all.
+            # A U+FFFD that is in the file itself is not damage. Its first byte is never a continuation byte,
+            # so a search for its encoding finds every occurrence.
             replaced = text.count("\ufffd") - data.count("\ufffd".encode(), 0, used)
             self._tally.counters["invalid_utf8_replaced"] += replaced
         self._pending = data[used:]
@@ -159,17 +159,17 @@ class Decoder:
             raise DataError(
                 expected=f"valid UTF-8 in {self._path}",
                 found=f"byte 0x{found.hex()} at offset {offset}",
-                do="correct the file, or leave out --strict to have it replaced and counted",
+                do="fix the file, or omit --strict to replace and count invalid bytes",
             )
 
     def check_surrogates(self, text: str, where: str) -> str:
-        """The same for half characters that a JSON escape spells."""
+        """Replace and count lone surrogates, which JSON escapes can produce; `strict` raises instead."""
         text, replaced = without_surrogates(text)
         if replaced and self._strict:
             raise DataError(
                 expected=f"valid Unicode in {where}",
-                found=f"{replaced} half characters (lone surrogates)",
-                do="correct the file, or leave out --strict to have them replaced and counted",
+                found=f"lone surrogates: {replaced}",
+                do="fix the file, or omit --strict to replace and count them",
             )
         if replaced:
             self._tally.counters["invalid_utf8_replaced"] += replaced

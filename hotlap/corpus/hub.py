@@ -1,8 +1,8 @@
-"""FineWeb as ready shards of GPT-2 tokens, from the Hugging Face hub.
+"""FineWeb as ready-made shards of GPT-2 tokens, from the Hugging Face hub.
 
-Downloads go through `huggingface_hub`, which honours `HF_ENDPOINT`, resumes a broken transfer and keeps what
-has arrived; every shard is compared here with the sha256 that the hub states for it. The result is a
-directory like any other, with a manifest, its documents and bytes counted from the tokens themselves.
+Downloads go through `huggingface_hub`, which honors `HF_ENDPOINT`, resumes interrupted transfers and caches
+files; every shard is verified against the sha256 that the hub states for it. The result is a directory with a
+manifest like any other; documents and bytes of text are counted from the tokens.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from hotlap.corpus.corpora import fetch_gpt2_tokenizer
-from hotlap.corpus.prepare import produce
 from hotlap.corpus.tokenizer import GPT2, TOKENIZER_FILE, Tokenizer
-from hotlap.data.files import file_sha256, writing
 from hotlap.data.manifest import Manifest, ShardEntry, TokenizerEntry
 from hotlap.data.shards import map_tokens
 from hotlap.errors import ConfigError, DataError
-from hotlap.files import cache_directory
-from hotlap.progress import Say, silent
+from hotlap.files import cache_directory, file_sha256
+from hotlap.progress import Say
 
-TOKENS_AT_ONCE = 2**22  # counted at a time, to bound memory
+TOKENS_AT_ONCE = 2**22  # per pass over a shard, to bound memory
 
 
 @dataclass(frozen=True)
@@ -67,24 +65,33 @@ HUB_CORPORA = {
 }
 
 
-def prepare_from_hub(
-    corpus: HubCorpus, num_shards: int, directory: Path, *, force: bool = False, say: Say = silent
-) -> Manifest:
-    """Make `directory` hold `num_shards` training shards and the validation shard."""
-    if num_shards < 1:
-        raise ConfigError(expected="1 shard or more", found=str(num_shards), do="ask for at least one")
+@dataclass(frozen=True)
+class HubSource:
+    """`num_shards` training shards of a corpus on the hub, and its validation shard."""
 
-    def fill(work: Path) -> Manifest:
+    corpus: HubCorpus
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        if self.num_shards < 1:
+            raise ConfigError(
+                expected="1 shard or more", found=str(self.num_shards), do="ask for at least one"
+            )
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"corpus": self.corpus.name, "shards": str(self.num_shards), "tokenizer": GPT2}
+
+    def write_shards(self, directory: Path, say: Say) -> Manifest:
+        corpus = self.corpus
         tokenizer = fetch_gpt2_tokenizer(say)
         shards, revision = [], None
-        for split, file in corpus.files(num_shards):
+        for split, file in corpus.files(self.num_shards):
             remote = _look_up(corpus, file, revision)
-            revision = remote.revision  # that of the first file, so that all are of one state
-            arrived = _download(corpus, remote, say)
-            with writing(work / file):
-                _link_or_copy(arrived, work / file)
-            shards.append(_describe(work / file, split, remote.sha256, tokenizer))
-        tokenizer.save(work)
+            revision = remote.revision  # that of the first file, so that all shards belong together
+            _link_or_copy(_download(corpus, remote, say), directory / file)
+            shards.append(_describe(directory / file, split, remote.sha256, tokenizer))
+        tokenizer.save(directory)
         return Manifest(
             tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
             vocab_size=tokenizer.vocab_size,
@@ -92,11 +99,8 @@ def prepare_from_hub(
             shards=tuple(shards),
             source=f"{corpus.name}: {corpus.summary} ({corpus.repository}, revision {revision})",
             licence=corpus.licence,
-            settings=wanted,
+            settings=self.settings,
         )
-
-    wanted = {"corpus": corpus.name, "shards": str(num_shards), "tokenizer": GPT2}
-    return produce(directory, wanted, fill, force=force, say=say)
 
 
 @dataclass(frozen=True)
@@ -118,20 +122,20 @@ def _look_up(corpus: HubCorpus, file: str, revision: str | None) -> _RemoteFile:
     )
     try:
         found = get_hf_file_metadata(url)
-    except Exception as error:  # the kinds differ with the version of the library's transport
+    except Exception as error:  # which ones depends on the library's version
         raise _failed(corpus, file, error) from error
     if found.commit_hash is None or not re.fullmatch(r"[0-9a-f]{64}", found.etag or ""):
         raise DataError(
             expected=f"a revision and a sha256 for {file} from {corpus.repository}",
             found=f"{found.commit_hash} and {found.etag}",
-            do="check HF_ENDPOINT: this server does not answer like the hub",
+            do="check HF_ENDPOINT: this server does not speak the hub's protocol",
         )
-    assert found.etag is not None, "just matched"
+    assert found.etag is not None, "it has just matched"
     return _RemoteFile(file, found.commit_hash, found.etag)
 
 
 def _download(corpus: HubCorpus, remote: _RemoteFile, say: Say) -> Path:
-    """A file of the hub in the cache, its checksum right."""
+    """The path of a file in the cache, downloaded if need be, with its checksum verified."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -170,7 +174,7 @@ def _failed(corpus: HubCorpus, file: str, error: Exception) -> DataError:
     return DataError(
         expected=f"{file} from {corpus.repository} on the Hugging Face hub",
         found=f"{type(error).__name__}: {' '.join(lines)[:200]}",
-        do="check the network, HF_ENDPOINT and the number of shards; what has arrived is kept",
+        do="check the network, HF_ENDPOINT and the number of shards; finished downloads are kept",
     )
 
 
@@ -190,7 +194,7 @@ def _describe(path: Path, split: str, sha256: str, tokenizer: Tokenizer) -> Shar
             raise DataError(
                 expected=f"token ids below {tokenizer.vocab_size} in {path.name}",
                 found=f"id {int(part.max())}",
-                do="these are not GPT-2 tokens: check HF_ENDPOINT",
+                do="check HF_ENDPOINT: these are not GPT-2 tokens",
             )
         documents += int(np.count_nonzero(part == tokenizer.end_of_text))
         text_bytes += tokenizer.text_bytes(part)

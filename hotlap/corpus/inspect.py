@@ -1,6 +1,6 @@
-"""What a directory of shards holds, every byte of it verified against the manifest.
+"""Describe a directory of shards and verify every file against the manifest's checksums.
 
-A directory of bare shards is described as far as its headers tell; what they cannot tell is None.
+For bare shards without a manifest, only the headers are read, and unknown fields are None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Opening:
-    """The first tokens of a split's first document, and the text they stand for."""
+    """The first tokens of a split's first document, and their text."""
 
     ids: list[int]
     text: str | None
@@ -37,7 +37,7 @@ class Opening:
 @dataclass(frozen=True)
 class Inspection:
     directory: str
-    verified: bool  # by checksums; without a manifest there are none to compare with
+    verified: bool  # against checksums; False without a manifest
     splits: list[Split]
     shards: list[dict[str, Any]]
     opening: Opening
@@ -49,7 +49,7 @@ def inspect_directory(directory: Path) -> Inspection:
         raise DataError(
             expected=f"a directory of token shards at {directory}",
             found="a file" if directory.exists() else "nothing",
-            do="check the path, or make one with `hotlap data prepare`",
+            do="check the path, or create it with `hotlap data prepare`",
         )
     manifest = read_manifest(directory)
     if manifest is None:
@@ -103,7 +103,7 @@ def _inspect_bare(directory: Path) -> Inspection:
         raise DataError(
             expected=f"token shards (*train*.bin, *val*.bin) in {directory}",
             found="none",
-            do="check the path, or make some with `hotlap data prepare`",
+            do="check the path, or create shards with `hotlap data prepare`",
         )
     ids = _first_ids(directory / str(shards[0]["file"]))
     return Inspection(str(directory), False, splits, shards, Opening(ids, None), None)
@@ -114,15 +114,15 @@ def _first_ids(shard: Path) -> list[int]:
 
 
 def as_lines(found: Inspection) -> list[str]:
-    """An inspection for a reader."""
+    """An inspection as lines of text."""
     manifest = found.manifest
     lines = [found.directory]
     if manifest is None:
-        lines.append("no manifest: tokenizer, documents, bytes, source and licence are unknown")
+        lines.append("no manifest: tokenizer, documents, bytes, source and license are unknown")
     else:
         lines += [
             f"source     {manifest.source}",
-            f"licence    {manifest.licence}",
+            f"license    {manifest.licence}",
             f"tokenizer  {manifest.tokenizer.name}, {manifest.vocab_size} tokens, end of text "
             f"{manifest.end_of_text}, sha256 {manifest.tokenizer.sha256[:16]}…",
         ]
@@ -143,6 +143,6 @@ def as_lines(found: Inspection) -> list[str]:
 def split_line(split: Split) -> str:
     documents = "documents unknown" if split.documents is None else f"{split.documents:,} documents"
     text = "bytes unknown" if split.text_bytes is None else f"{split.text_bytes:,} bytes of text"
-    ratio = "" if split.text_bytes is None else f" ({split.text_bytes / split.tokens:.2f} bytes a token)"
+    ratio = "" if split.text_bytes is None else f" ({split.text_bytes / split.tokens:.2f} bytes per token)"
     shards = f"{split.shards} shard{'s' * (split.shards != 1)}"
     return f"{split.name:<10} {documents}, {text}, {split.tokens:,} tokens{ratio}, {shards}"

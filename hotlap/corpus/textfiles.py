@@ -1,6 +1,6 @@
-"""Which of the user's files are text that can be read, in which order, and which are refused or left out.
+"""Find the readable text files among the user's paths, in a fixed order.
 
-Everything that can be seen without reading a file to its end is checked here, before any work starts.
+All checks that do not need a full read of a file are made here, before any work starts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIX = ".jsonl"
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*TEXT_SUFFIXES, JSONL_SUFFIX, PARQUET_SUFFIX)
-KNOWN_SUFFIXES = f"{', '.join(SUFFIXES)} (but for parquet also with {' or '.join(COMPRESSIONS)})"
+KNOWN_SUFFIXES = f"{', '.join(SUFFIXES)} (also with {' or '.join(COMPRESSIONS)}, except parquet)"
 
 
 def find_text_files(paths: Sequence[Path], tally: Tally, *, skip_bad_files: bool) -> list[Path]:
-    """The readable files of `paths`; an empty or binary one is an error, or is skipped and counted."""
+    """The readable files of `paths`. An empty or binary file is an error, or skipped and counted."""
     usable = []
     for file in _named_or_inside(paths, tally):
         try:
@@ -35,15 +35,15 @@ def find_text_files(paths: Sequence[Path], tally: Tally, *, skip_bad_files: bool
 
 
 def kind_of(file: Path) -> str:
-    """The suffix that says how to read a file, without that of a compression; empty when there is none."""
+    """The file's format as a suffix, without the compression suffix, or "" if it is not supported."""
     kind = Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
     if kind == PARQUET_SUFFIX and file.suffix != PARQUET_SUFFIX:
-        return ""  # it needs to be read from its end, and has compression of its own
+        return ""  # parquet has its own compression and needs random access
     return kind if kind in SUFFIXES else ""
 
 
 def _named_or_inside(paths: Sequence[Path], tally: Tally) -> list[Path]:
-    """The files of `paths`, those of a folder in name order; hidden ones and other kinds are left out."""
+    """The files of `paths`, in name order within a directory, without hidden files and other formats."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -56,10 +56,10 @@ def _named_or_inside(paths: Sequence[Path], tally: Tally) -> list[Path]:
                     else:
                         tally.counters["files_of_other_kinds_skipped"] += 1
         elif not path.exists():
-            raise DataError(expected=f"a file or folder {path}", found="nothing there", do="check the path")
+            raise DataError(expected=f"a file or directory {path}", found="nothing", do="check the path")
         elif not kind_of(path):
             raise DataError(
-                expected=f"a file that ends in {KNOWN_SUFFIXES}",
+                expected=f"a file with the suffix {KNOWN_SUFFIXES}",
                 found=str(path),
                 do="rename or convert it",
             )

@@ -1,9 +1,9 @@
-"""Byte-level BPE tokenizers: trained on a corpus, or exactly GPT-2's.
+"""Byte-level BPE tokenizers: trained on a corpus, or GPT-2's.
 
-Both are one kind of object, kept as one `tokenizer.json` in the format of Hugging Face `tokenizers`, so that
-a directory of shards says by itself what its numbers mean. Training uses that library; encoding goes through
-`tiktoken`, which gives the same ids several times as fast and on several threads at once. Text never becomes
-the end-of-text token, not even text that spells it.
+Both are stored as a `tokenizer.json` in the format of Hugging Face tokenizers
+(https://github.com/huggingface/tokenizers) next to the shards. Training uses that library. Encoding uses
+tiktoken (https://github.com/openai/tiktoken), which produces the same ids several times faster and releases
+the GIL. The literal text `<|endoftext|>` is encoded as ordinary text, never as the end-of-text token.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from hotlap.data.files import reading, write_whole
 from hotlap.data.manifest import read_manifest, verify_file
 from hotlap.errors import ConfigError, DataError
+from hotlap.files import reading, write_atomically, writing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 GPT2 = "gpt2"
 
-# GPT-2's division of text into words, which no merge crosses; the ByteLevel of `tokenizers` is the same.
+# GPT-2's pre-tokenization: no merge crosses a match. `ByteLevel` of the `tokenizers` library is the same.
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# Text is encoded in pieces of at most this many characters: bounded memory, and short enough for the regex
-# engine under tiktoken, which gives up on a run of a million blanks.
+# Text is encoded in pieces of at most this many characters. This bounds memory and avoids a failure of
+# tiktoken's regex engine on very long runs of whitespace.
 PIECE_CHARACTERS = 2**18
 
-# The last place before a blank and after a non-blank. Every word of GPT2_WORDS ends there and none looks
-# across it, so cutting there changes no token.
+# The last position between a non-blank and a blank. Every match of GPT2_WORDS ends there and none looks past
+# it, so cutting there does not change the tokens.
 _LAST_CUT = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 BYTE_TOKENS = 256
-SMALLEST_VOCABULARY = BYTE_TOKENS + 1  # and the end of text
+SMALLEST_VOCABULARY = BYTE_TOKENS + 1  # bytes and end of text
 
 Ids = NDArray[np.uint32]
 
 
 def cut_length(text: str) -> int:
-    """How much of `text`, which goes on after a whole piece, to take as the next piece."""
+    """Length of the first piece of `text`, which is longer than one piece."""
     last_cut = _LAST_CUT.match(text, 0, PIECE_CHARACTERS)
     return last_cut.end() if last_cut else PIECE_CHARACTERS
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut `text` into pieces whose tokens, one after the other, are those of the whole.
+    """Cut `text` into pieces whose concatenated tokens are those of the whole text.
 
-    A stretch longer than a piece without any place to cut (a word of 262,144 letters) is cut inside.
+    Exception: a word longer than a whole piece is cut in the middle.
     """
     while len(text) > PIECE_CHARACTERS:
         length = cut_length(text)
@@ -68,7 +68,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def without_surrogates(text: str) -> tuple[str, int]:
-    """Half characters, which JSON can spell but UTF-8 cannot, replaced by U+FFFD; and how many they were."""
+    """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD. Returns the text and their number."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -77,10 +77,10 @@ def without_surrogates(text: str) -> tuple[str, int]:
 
 
 class Tokenizer:
-    """Text to token ids and back. Made by `train_tokenizer`, `gpt2_tokenizer` or `load_tokenizer`."""
+    """Converts text to token ids and back. See `train_tokenizer`, `gpt2_tokenizer` and `load_tokenizer`."""
 
     def __init__(self, name: str, content: bytes) -> None:
-        """`content` is that of a `tokenizer.json` with a byte-level BPE model."""
+        """`content`: the bytes of a `tokenizer.json` with a byte-level BPE model."""
         self.name = name
         self.content = content
         self.fingerprint = hashlib.sha256(content).hexdigest()
@@ -92,7 +92,7 @@ class Tokenizer:
         self._encoding = tiktoken.Encoding(
             name, pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text}
         )
-        # Bytes of text that each id stands for; the end of text stands for none.
+        # Bytes of text per id; 0 for end of text.
         self._byte_lengths = np.zeros(self.vocab_size, np.int64)
         self._byte_lengths[list(ranks.values())] = [len(token) for token in ranks]
 
@@ -110,26 +110,28 @@ class Tokenizer:
         wrong = next((token for token in wanted if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise DataError(
-                expected=f"token ids from 0 to {self.vocab_size - 1}, of tokenizer {self.name}",
+                expected=f"token ids from 0 to {self.vocab_size - 1} for tokenizer {self.name}",
                 found=f"id {wrong}",
-                do="decode with the tokenizer that made them",
+                do="decode with the tokenizer that produced them",
             )
         return self._encoding.decode_bytes(wanted)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; where `ids` end or begin inside a character, U+FFFD stands for its bytes."""
+        """The text of `ids`. Bytes of an incomplete character become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def text_bytes(self, ids: NDArray[np.unsignedinteger[Any]]) -> int:
-        """How many bytes of text `ids` stand for, end-of-text tokens not counted."""
+        """Number of bytes of text that `ids` encode. End-of-text tokens count as 0."""
         return int(self._byte_lengths[ids].sum())
 
     def save(self, directory: Path) -> None:
-        write_whole(directory / TOKENIZER_FILE, self.content)
+        path = directory / TOKENIZER_FILE
+        with writing(path):
+            write_atomically(path, self.content)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a prepared directory, its file compared with the manifest's checksum."""
+    """The tokenizer of a prepared directory. Its file is verified against the manifest's checksum."""
     manifest = read_manifest(directory)
     if manifest is None or manifest.tokenizer.file is None:
         raise DataError(
@@ -142,7 +144,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def read_tokenizer(path: Path, name: str) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json` that stands by itself."""
+    """The tokenizer in a `tokenizer.json`, without a manifest."""
     with reading(path):
         content = path.read_bytes()
     try:
@@ -158,16 +160,16 @@ def read_tokenizer(path: Path, name: str) -> Tokenizer:
 def check_vocabulary(vocab_size: int) -> None:
     if vocab_size < SMALLEST_VOCABULARY:
         raise ConfigError(
-            expected=f"a vocabulary of {SMALLEST_VOCABULARY} ({BYTE_TOKENS} bytes, the end of text) or more",
+            expected=f"a vocabulary of at least {SMALLEST_VOCABULARY} ({BYTE_TOKENS} bytes and end of text)",
             found=str(vocab_size),
-            do="choose a larger one",
+            do="choose a larger vocabulary",
         )
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn `vocab_size` tokens from `texts`: id 0 ends a text, 1 to 256 are bytes, then merges by rank.
+    """Train a vocabulary on `texts`: id 0 is end of text, ids 1 to 256 are bytes, then merges by rank.
 
-    The same texts in the same order give the same bytes of `tokenizer.json`.
+    Deterministic: the same texts in the same order give a byte-identical `tokenizer.json`.
     """
     from tokenizers import Tokenizer as Learner
     from tokenizers import models, pre_tokenizers, trainers
@@ -185,16 +187,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     found = learner.get_vocab_size()
     if found != vocab_size:
         raise DataError(
-            expected=f"text with enough different words for a vocabulary of {vocab_size}",
+            expected=f"text with enough distinct words for a vocabulary of {vocab_size}",
             found=f"enough for {found}",
-            do="choose a smaller vocabulary or give more text",
+            do="choose a smaller vocabulary or provide more text",
         )
     model = json.loads(learner.to_str())["model"]
     return Tokenizer(f"bpe{vocab_size}", _tokenizer_json(model["vocab"], [tuple(m) for m in model["merges"]]))
 
 
 def gpt2_tokenizer(ranks: dict[bytes, int]) -> Tokenizer:
-    """GPT-2's tokenizer from the rank of each of its tokens, which are also their ids."""
+    """GPT-2's tokenizer, built from its token ranks, which are also the ids."""
     vocabulary = {_as_text(token): rank for token, rank in ranks.items()}
     vocabulary[END_OF_TEXT] = len(ranks)
     by_rank = sorted(ranks, key=ranks.__getitem__)
@@ -204,23 +206,23 @@ def gpt2_tokenizer(ranks: dict[bytes, int]) -> Tokenizer:
     hello = tokenizer.encode("Hello world").tolist()
     if (hello, tokenizer.end_of_text) != ([15496, 995], 50256):
         raise DataError(
-            expected="GPT-2's vocabulary, in which `Hello world` is [15496, 995] and the end of text 50256",
+            expected="GPT-2's vocabulary, in which `Hello world` is [15496, 995] and end of text is 50256",
             found=f"{hello} and {tokenizer.end_of_text}",
-            do="remove the file from the cache and fetch it again",
+            do="delete the file from the cache and download it again",
         )
     return tokenizer
 
 
 def ranks_of_merges(merges_file: str) -> dict[bytes, int]:
-    """GPT-2's ranks from its `vocab.bpe`: the bytes in the order of their letters, then one token a merge."""
-    tokens = [_as_bytes(letter) for letter in _letters()]
+    """GPT-2's token ranks from its `vocab.bpe`: the bytes in GPT-2's order, then one token per merge."""
+    tokens = [_as_bytes(char) for char in _byte_of_char()]
     for line in merges_file.splitlines()[1:]:  # the first line is a version
         tokens.append(_as_bytes(line.replace(" ", "")))
     return {token: rank for rank, token in enumerate(tokens)}
 
 
 def _tokenizer_json(vocabulary: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> bytes:
-    """The whole file, written here so that it does not change with the version of the library."""
+    """The content of `tokenizer.json`. The library does not write it, because its format may change."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     end = {"id": vocabulary[END_OF_TEXT], "content": END_OF_TEXT, "special": True, "normalized": False}
     content = {
@@ -249,7 +251,7 @@ def _tokenizer_json(vocabulary: Mapping[str, int], merges: Iterable[tuple[str, s
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The merge that makes `token`: what the earlier merges leave of it."""
+    """The merge (left, right) that produces `token`, found by applying all merges of lower rank."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
@@ -259,24 +261,26 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
 
 
 @functools.cache
-def _letters() -> dict[str, int]:
-    """GPT-2 writes bytes as printable letters: the printable ones of Latin-1 first, as themselves, then the
-    others as the letters from U+0100 on. The order is that of the byte tokens' ids in GPT-2."""
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's mapping of printable characters to bytes, in the order of the byte tokens' ids.
+
+    Printable Latin-1 characters map to themselves. They are followed by the other bytes, as U+0100 and up.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 @functools.cache
-def _letter_of_byte() -> dict[int, str]:
-    return {byte: letter for letter, byte in _letters().items()}
+def _char_of_byte() -> dict[int, str]:
+    return {byte: char for char, byte in _byte_of_char().items()}
 
 
 def _as_bytes(token: str) -> bytes:
-    letters = _letters()
-    return bytes(letters[letter] for letter in token)
+    table = _byte_of_char()
+    return bytes(table[char] for char in token)
 
 
 def _as_text(token: bytes) -> str:
-    letters = _letter_of_byte()
-    return "".join(letters[byte] for byte in token)
+    table = _char_of_byte()
+    return "".join(table[byte] for byte in token)

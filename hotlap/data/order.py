@@ -1,7 +1,7 @@
-"""In which order a stream's tokens come, as pure functions of a state of two integers.
+"""The order in which batches take tokens from a stream, as pure functions of a `LoaderState`.
 
-Each order says which tokens the batch at a state holds, which state follows, and how many tokens were handed
-out or dropped on the way there. So batches and counters after a resume are those of an uninterrupted run.
+An order gives the tokens of the batch at a state, the next state, and the number of tokens served or dropped
+before a state. A resumed run therefore gets the same batches and counters as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from hotlap.data.shards import Tokens
 from hotlap.data.stream import TokenStream
 from hotlap.errors import DataError
 
-ORDER_WINDOW_CHUNKS = 4096  # so many places of a shuffled order are computed at once
+PERMUTE_AT_ONCE = 4096  # positions of a shuffled order that are computed together and cached
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """Where the next batch begins: tokens into the epoch, and epochs completed. The same on every rank."""
+    """The start of the next batch: tokens into the epoch, and completed epochs. The same on every rank."""
 
     position: int = 0
     epoch: int = 0
 
 
 class Order(Protocol):
-    """What the loader asks of an order; a batch is `batch_tokens` tokens over all ranks."""
+    """The interface between the loader and an order. A batch is `batch_tokens` tokens over all ranks."""
 
-    def windows(self, state: LoaderState, first: int, count: int) -> Tokens:
-        """Tokens first … first+count−1 of the batch, each with its successor: rows of W+1 for W inputs."""
+    def read(self, state: LoaderState, first: int, count: int) -> Tokens:
+        """Tokens [first, first+count) of the batch and their targets: rows of n+1 tokens for n inputs."""
 
-    def following(self, state: LoaderState) -> LoaderState:
+    def next_state(self, state: LoaderState) -> LoaderState:
         """The state after the batch at `state`."""
 
-    def settle(self, state: LoaderState) -> LoaderState:
-        """The first state from `state` on at which a batch begins; DataError when there can be none."""
+    def align(self, state: LoaderState) -> LoaderState:
+        """The first state at or after `state` where a batch starts. DataError if `state` is invalid."""
 
     def served(self, state: LoaderState) -> int:
-        """Tokens handed out as targets before `state`, over all epochs and ranks."""
+        """Tokens used as targets before `state`, over all epochs and ranks."""
 
     def dropped(self, state: LoaderState) -> int:
-        """Tokens passed over before `state`: in no batch, neither as input nor as target."""
+        """Tokens skipped before `state`: neither an input nor a target of any batch."""
 
 
 class Carry:
-    """The stream as a ring: the target of its last token is its first one, the beginning of the next epoch.
+    """The stream as a ring: the target of the last token is the first token of the next epoch.
 
-    So every token is an input once and a target once per epoch, in order, and nothing is dropped.
+    Every token is an input once and a target once per epoch, in order. Nothing is dropped.
     """
 
     def __init__(self, stream: TokenStream, batch_tokens: int) -> None:
         self.stream, self.batch_tokens = stream, batch_tokens
         require_tokens(stream, batch_tokens, len(stream))
 
-    def windows(self, state: LoaderState, first: int, count: int) -> Tokens:
+    def read(self, state: LoaderState, first: int, count: int) -> Tokens:
         size = len(self.stream)
         start = (state.position + first) % size
         if start + count < size:
@@ -67,11 +67,11 @@ class Carry:
         pieces = [self.stream.read(start, until_end), self.stream.read(0, count + 1 - until_end)]
         return np.concatenate(pieces)[None]
 
-    def following(self, state: LoaderState) -> LoaderState:
+    def next_state(self, state: LoaderState) -> LoaderState:
         epochs, position = divmod(state.position + self.batch_tokens, len(self.stream))
         return LoaderState(position, state.epoch + epochs)
 
-    def settle(self, state: LoaderState) -> LoaderState:
+    def align(self, state: LoaderState) -> LoaderState:
         check_state(self.stream, state, len(self.stream), step_tokens=1)
         return state
 
@@ -83,28 +83,31 @@ class Carry:
 
 
 class Drop:
-    """The published records' rule: a shard is left when a whole batch and its last target no longer fit."""
+    """The published records' rule: drop the end of a shard that is too short for a whole batch.
+
+    A batch needs `batch_tokens` inputs and one more token for the last target.
+    """
 
     def __init__(self, stream: TokenStream, batch_tokens: int) -> None:
         self.stream, self.batch_tokens = stream, batch_tokens
         lengths = stream.ends - stream.starts
         require_tokens(stream, batch_tokens + 1, int(lengths.max()), of="its longest shard")
         batches = (lengths - 1) // batch_tokens
-        self._served = np.concatenate([[0], np.cumsum(batches * batch_tokens)])  # before each shard
+        self._served = np.concatenate([[0], np.cumsum(batches * batch_tokens)])  # tokens before each shard
         dropped = np.where(batches > 0, lengths - batches * batch_tokens - 1, lengths)
         self._dropped = np.concatenate([[0], np.cumsum(dropped)])
 
-    def windows(self, state: LoaderState, first: int, count: int) -> Tokens:
+    def read(self, state: LoaderState, first: int, count: int) -> Tokens:
         return self.stream.read(state.position + first, count + 1)[None]
 
-    def following(self, state: LoaderState) -> LoaderState:
-        return self._leave_short_shards(LoaderState(state.position + self.batch_tokens, state.epoch))
+    def next_state(self, state: LoaderState) -> LoaderState:
+        return self._skip_short_shards(LoaderState(state.position + self.batch_tokens, state.epoch))
 
-    def settle(self, state: LoaderState) -> LoaderState:
+    def align(self, state: LoaderState) -> LoaderState:
         check_state(self.stream, state, len(self.stream), step_tokens=1)
         offset = state.position - int(self.stream.starts[self._shard(state)])
         check_state(self.stream, LoaderState(offset, state.epoch), len(self.stream), self.batch_tokens)
-        return self._leave_short_shards(state)
+        return self._skip_short_shards(state)
 
     def served(self, state: LoaderState) -> int:
         shard = self._shard(state)
@@ -117,7 +120,7 @@ class Drop:
     def _shard(self, state: LoaderState) -> int:
         return int(np.searchsorted(self.stream.ends, state.position, side="right"))
 
-    def _leave_short_shards(self, state: LoaderState) -> LoaderState:
+    def _skip_short_shards(self, state: LoaderState) -> LoaderState:
         while state.position + self.batch_tokens + 1 > (end := int(self.stream.ends[self._shard(state)])):
             last = end == len(self.stream)
             state = LoaderState(0, state.epoch + 1) if last else LoaderState(end, state.epoch)
@@ -125,10 +128,10 @@ class Drop:
 
 
 class Shuffled:
-    """Chunks of C tokens in a seeded order, new each epoch; a batch may run on into the next epoch's order.
+    """Chunks of C tokens in a seeded random order, different in each epoch. A batch may span two epochs.
 
-    Chunk c has the inputs c·C … c·C+C−1 and their successors as targets. Tokens behind the last whole chunk
-    and its last target are dropped, the same ones each epoch.
+    Chunk c has the inputs [c·C, c·C + C) and the tokens after them as targets. The tokens after the last
+    chunk's last target are dropped, the same ones in each epoch.
     """
 
     def __init__(self, stream: TokenStream, batch_tokens: int, chunk_tokens: int, seed: int) -> None:
@@ -142,15 +145,15 @@ class Shuffled:
         self.chunks = (len(stream) - 1) // chunk_tokens
         self.epoch_tokens = self.chunks * chunk_tokens
 
-    def windows(self, state: LoaderState, first: int, count: int) -> Tokens:
+    def read(self, state: LoaderState, first: int, count: int) -> Tokens:
         chunk_starts = self._chunks_at(state, first, count) * self.chunk_tokens
         return self.stream.gather(chunk_starts, self.chunk_tokens + 1)
 
-    def following(self, state: LoaderState) -> LoaderState:
+    def next_state(self, state: LoaderState) -> LoaderState:
         epochs, position = divmod(state.position + self.batch_tokens, self.epoch_tokens)
         return LoaderState(position, state.epoch + epochs)
 
-    def settle(self, state: LoaderState) -> LoaderState:
+    def align(self, state: LoaderState) -> LoaderState:
         check_state(self.stream, state, self.epoch_tokens, self.chunk_tokens)
         return state
 
@@ -161,24 +164,24 @@ class Shuffled:
         return state.epoch * (len(self.stream) - self.epoch_tokens - 1)
 
     def _chunks_at(self, state: LoaderState, first: int, count: int) -> NDArray[np.int64]:
-        """The chunks of the tokens first … first+count−1 of the batch, in their order."""
-        place = (state.position + first) // self.chunk_tokens
+        """The chunk indices of tokens [first, first+count) of the batch, in order."""
+        index = (state.position + first) // self.chunk_tokens
         missing = count // self.chunk_tokens
         pieces = []
         while missing > 0:
-            epochs, place_in_epoch = divmod(place, self.chunks)
-            window, offset = divmod(place_in_epoch, ORDER_WINDOW_CHUNKS)
-            order = _order_window(self.chunks, self.seed, state.epoch + epochs, window)
+            epochs, index_in_epoch = divmod(index, self.chunks)
+            part, offset = divmod(index_in_epoch, PERMUTE_AT_ONCE)
+            order = _permuted_part(self.chunks, self.seed, state.epoch + epochs, part)
             pieces.append(order[offset : offset + missing])
-            place, missing = place + len(pieces[-1]), missing - len(pieces[-1])
+            index, missing = index + len(pieces[-1]), missing - len(pieces[-1])
         return np.concatenate(pieces)
 
 
 @lru_cache(maxsize=4)
-def _order_window(chunks: int, seed: int, epoch: int, window: int) -> NDArray[np.int64]:
-    first = window * ORDER_WINDOW_CHUNKS
-    places = np.arange(first, min(first + ORDER_WINDOW_CHUNKS, chunks), dtype=np.int64)
-    return permute(places, chunks, seed, epoch)
+def _permuted_part(chunks: int, seed: int, epoch: int, part: int) -> NDArray[np.int64]:
+    first = part * PERMUTE_AT_ONCE
+    indices = np.arange(first, min(first + PERMUTE_AT_ONCE, chunks), dtype=np.int64)
+    return permute(indices, chunks, seed, epoch)
 
 
 def require_tokens(stream: TokenStream, needed: int, found: int, of: str = "all") -> None:
@@ -186,12 +189,12 @@ def require_tokens(stream: TokenStream, needed: int, found: int, of: str = "all"
         raise DataError(
             expected=f"at least {needed} tokens in {stream.name}, for one batch",
             found=f"{found} in {of}",
-            do="use fewer tokens a step, or more data",
+            do="use fewer tokens per step, or more data",
         )
 
 
 def check_state(stream: TokenStream, state: LoaderState, size: int, step_tokens: int) -> None:
-    """Refuse a state that cannot have come from this data and these settings."""
+    """Raise a DataError for a state that this data and these settings cannot produce."""
     if not (0 <= state.position < size and state.epoch >= 0 and state.position % step_tokens == 0):
         raise DataError(
             expected=f"a position from 0 to {size - 1} in {stream.name}"

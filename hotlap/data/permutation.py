@@ -1,7 +1,7 @@
-"""A seeded bijection of 0 … size−1, computed per index: no table, random access, the same in every version.
+"""A seeded permutation of [0, size), computed per index with random access and no table.
 
-A table from a library's generator would be shorter, but it takes 8 bytes an index and a pause at each epoch,
-and libraries may change the order between releases: an exact resume would become a silent approximation.
+A table from NumPy's or torch's generator would need less code. But it takes 8 bytes per index and a pause at
+each epoch, and a library may change the order between releases, which would silently break exact resume.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-# An index is a pair (left, right) of a near-square grid. In turn each half is shifted, modulo its side, by a
-# hash of the other, so that every round can be undone: a Feistel network with additions in place of XOR.
+# A Feistel network with addition instead of XOR. An index is a cell (left, right) of a nearly square grid.
+# The rounds alternate: each adds a hash of one coordinate to the other, modulo the side, which is invertible.
 ROUNDS = 8
 
 
 def permute(indices: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where the bijection of (seed, epoch) sends each index below `size`."""
+    """Map each index in [0, size) through the permutation of (seed, epoch)."""
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
     keys = [_round_key(seed, epoch, number) for number in range(ROUNDS)]
     permuted = _shuffle_grid(indices, rows, columns, keys)
-    # The grid has up to `rows` places too many. Going on from such a place leads back below `size` (the walk
-    # is a cycle that contains the index itself), and leads there from one index only.
+    # Cycle walking: the grid has up to `rows` cells beyond `size`. Permuting such a cell again until it is
+    # below `size` terminates (the cycle contains the original index) and keeps the map a bijection.
     while (outside := permuted >= size).any():
         permuted[outside] = _shuffle_grid(permuted[outside], rows, columns, keys)
     return permuted
@@ -43,7 +43,7 @@ def _shuffle_grid(
 
 
 def _hash(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix 64 bits; arithmetic modulo 2^64 (the finaliser of splitmix64)."""
+    """The finalizer of splitmix64, modulo 2^64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

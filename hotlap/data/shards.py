@@ -1,7 +1,8 @@
-"""The `.bin` shard format: 256 little-endian int32 (magic, version, token count, zeros), then the tokens.
+"""The `.bin` shard format of llm.c (https://github.com/karpathy/llm.c) and modded-nanogpt.
 
-Two variants exist in the field, with 2-byte and with 4-byte tokens; both are read and written. A shard is
-either complete under its name or absent, and tokens are mapped only when header and file size agree.
+A header of 256 little-endian int32 (magic, version, token count, zeros) is followed by the tokens. Two
+variants are read and written: 2-byte and 4-byte tokens. A shard appears under its name only when it is
+complete, and tokens are mapped only if the header matches the file size.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hotlap.data.files import reading, writing
 from hotlap.errors import DataError
-from hotlap.files import partial_path, publish
+from hotlap.files import partial_path, publish, reading, writing
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 HEADER_DTYPE = np.dtype("<i4")
-MAX_SHARD_TOKENS = 2**31 - 1  # what the header's int32 can count
-MAX_VOCABULARY = 2**31  # inputs are handed out as int32
+MAX_SHARD_TOKENS = 2**31 - 1  # the header counts tokens in an int32
+MAX_VOCABULARY = 2**31  # the loader returns inputs as int32
 
 SPLITS = ("train", "val")
 
@@ -49,7 +49,7 @@ class Header:
 
 
 def variant_for(vocab_size: int) -> Variant:
-    """The narrowest variant that holds every id of a vocabulary."""
+    """The narrowest variant that can hold every id of the vocabulary."""
     if not 1 <= vocab_size <= MAX_VOCABULARY:
         raise DataError(
             expected=f"a vocabulary of 1 to {MAX_VOCABULARY} tokens",
@@ -65,21 +65,21 @@ def shard_name(split: str, index: int) -> str:
 
 
 def find_shards(directory: Path, split: str) -> list[Path]:
-    """The shards of a split in name order: every `.bin` file with the split's name in its own."""
+    """The shards of a split in name order: all `.bin` files whose name contains the split's name."""
     assert split in SPLITS, f"unknown split {split!r}"
     shards = sorted(directory.glob(f"*{split}*.bin"))
     for shard in shards:
         if all(name in shard.name for name in SPLITS):
             raise DataError(
-                expected=f"either of {' and '.join(SPLITS)} in the name of a shard",
+                expected=f"either {' or '.join(SPLITS)} in the name of a shard",
                 found=f"both in {shard}",
-                do="rename it, so that no validation text is trained on by mistake",
+                do="rename it, so that the model is not trained on validation data",
             )
     return shards
 
 
 def read_header(path: Path) -> Header:
-    """Read and check a shard's header, also against the size of the file."""
+    """Read a shard's header and check it, including against the file size."""
     with reading(path), path.open("rb") as file:
         raw = file.read(HEADER_BYTES)
         file_bytes = file.seek(0, 2)
@@ -95,7 +95,7 @@ def read_header(path: Path) -> Header:
         raise DataError(
             expected=f"{' or '.join(f'magic {v.magic} version {v.version}' for v in VARIANTS)} in {path}",
             found=f"magic {magic} version {version}",
-            do="this is no token shard; `hotlap data prepare` writes them",
+            do="this is not a token shard; create one with `hotlap data prepare`",
         )
     if tokens < 1:
         raise DataError(
@@ -112,19 +112,19 @@ def read_header(path: Path) -> Header:
 
 
 def map_tokens(path: Path) -> Tokens:
-    """A shard's tokens, memory-mapped and read-only: nothing is read from disk before it is used."""
+    """A shard's tokens, memory-mapped and read-only. Pages are read from disk on first use."""
     header = read_header(path)
     with reading(path):
         mapped = np.memmap(
             path, dtype=header.variant.dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)
         )
-    return np.asarray(mapped)  # a plain view: slicing a memmap object costs several times as much
+    return np.asarray(mapped)  # slicing a plain array is several times faster than slicing a memmap
 
 
 class ShardWriter:
-    """Writes one shard piece by piece; it gets its name in `commit`, after the last byte is on disk.
+    """Writes one shard incrementally. `commit` renames it into place after the last byte is on disk.
 
-    As a context manager it commits at the end, and removes what it wrote when the body raises.
+    As a context manager it commits on success and removes the partial file if the body raises.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
@@ -134,7 +134,7 @@ class ShardWriter:
         self._variant = variant_for(vocab_size)
         with writing(path):
             self._file = partial_path(path).open("wb")
-            self._file.write(bytes(HEADER_BYTES))  # filled in by commit, when the count is known
+            self._file.write(bytes(HEADER_BYTES))  # placeholder; commit writes the header
 
     def append(self, tokens: Tokens | NDArray[np.signedinteger[Any]] | Sequence[int]) -> None:
         values = np.asarray(tokens)
@@ -147,7 +147,7 @@ class ShardWriter:
             raise DataError(
                 expected=f"token ids from 0 to {self.vocab_size - 1} for {self.path}",
                 found=f"id {smallest if smallest < 0 else largest}",
-                do="give the vocabulary size of the tokenizer that made them",
+                do="pass the vocabulary size of the tokenizer that produced them",
             )
         if self.tokens + values.size > MAX_SHARD_TOKENS:
             raise DataError(
@@ -177,8 +177,8 @@ class ShardWriter:
             raise
 
     def abort(self) -> None:
-        """Remove what was written."""
-        # Closing flushes; on a full disk that fails again, and the file is to be removed all the same.
+        """Remove the partial file."""
+        # close() flushes, which can fail again on a full disk. The file must be removed in any case.
         try:
             self._file.close()
         except OSError:

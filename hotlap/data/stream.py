@@ -1,7 +1,7 @@
-"""All shards of one split as one virtual stream of tokens, memory-mapped.
+"""All shards of one split as one virtual, memory-mapped stream of tokens.
 
-`open_split` hands out a stream only after its shards have been checked: against the manifest's checksums
-where there is one, against the vocabulary otherwise. What a bare directory cannot tell is None.
+`open_split` checks the shards before it returns a stream: against the manifest's checksums if there is a
+manifest, otherwise against the vocabulary size. Properties that only a manifest provides are None without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotlap.data.files import file_sha256
 from hotlap.data.manifest import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -27,10 +26,11 @@ from hotlap.data.manifest import (
 from hotlap.data.shards import MAX_VOCABULARY, SPLITS, Tokens, find_shards, map_tokens
 from hotlap.data.verification import measure_once
 from hotlap.errors import DataError
+from hotlap.files import file_sha256
 
 
 class TokenStream:
-    """Shards end to end. Indices are tokens from the start of the first shard."""
+    """Concatenated shards. Indices count tokens from the start of the first shard."""
 
     def __init__(self, shards: Sequence[Tokens], *, name: str, manifest: Manifest | None, split: str) -> None:
         assert shards, "a stream needs a shard"
@@ -54,23 +54,23 @@ class TokenStream:
 
     @property
     def documents(self) -> int | None:
-        """Documents in the split; None when unknown."""
+        """Number of documents in the split, or None if unknown."""
         return _sum_known([entry.documents for entry in self._entries])
 
     @property
     def text_bytes(self) -> int | None:
-        """Bytes of text that the split's tokens stand for; None when unknown."""
+        """Bytes of text that the split's tokens encode, or None if unknown."""
         return _sum_known([entry.text_bytes for entry in self._entries])
 
     @property
     def fingerprint(self) -> str:
-        """Differs when the data differs: by checksums with a manifest, by shard lengths alone without."""
+        """A hash of the data: of the shards' checksums with a manifest, of their lengths without one."""
         checksums = [entry.sha256 for entry in self._entries]
         facts = " ".join(checksums or [str(len(shard)) for shard in self.shards])
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def read(self, start: int, count: int) -> Tokens:
-        """Tokens start … start+count−1: a view when they lie in one shard, else a copy."""
+        """Tokens [start, start+count). A view if they are in one shard, otherwise a copy."""
         assert 0 <= start < start + count <= len(self), f"{start}+{count} is outside of {len(self)} tokens"
         shard = int(np.searchsorted(self.ends, start, side="right"))
         offset = start - int(self.starts[shard])
@@ -83,10 +83,10 @@ class TokenStream:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def gather(self, starts: NDArray[np.int64], count: int) -> Tokens:
-        """`read(start, count)` for every start, as rows of one new array (len(starts), count)."""
+        """`read(start, count)` for each start, as the rows of a new array (len(starts), count)."""
         rows = np.empty((len(starts), count), self.dtype)
-        # Indexing a view of all windows at once is faster on hundreds of rows, but slower on few, and those
-        # are where the cost of a call shows.
+        # Indexing a sliding-window view is faster for hundreds of rows but slower for a few. Small batches
+        # are where the cost of this call matters, so loop.
         shard_of = np.searchsorted(self.ends, starts, side="right")
         offsets = (starts - self.starts[shard_of]).tolist()
         for row, shard, offset in zip(rows, shard_of.tolist(), offsets, strict=True):
@@ -96,26 +96,26 @@ class TokenStream:
 
 
 def open_split(directory: Path, split: str, *, vocab_size: int | None = None) -> TokenStream:
-    """Open a split of a prepared directory, or of bare shards, and check it.
+    """Open and check a split of a prepared directory or of a directory of bare shards.
 
-    `vocab_size` is the model's: a manifest must name the same, and without one no token may reach it. The
-    first opening reads every byte once (checksums with a manifest, the largest id without); later ones recall
-    the result while the files stay unchanged.
+    `vocab_size` is the model's. A manifest must name the same size; without a manifest, every token id must
+    be smaller. The first call reads every byte (checksums with a manifest, the largest id without one). Later
+    calls reuse the cached result while the files are unchanged.
     """
     if split not in SPLITS:
         raise DataError(
-            expected=f"a split ({', '.join(SPLITS)})", found=repr(split), do="choose one of those"
+            expected=f"a split ({', '.join(SPLITS)})", found=repr(split), do="choose one of these"
         )
     if not directory.is_dir():
         raise DataError(
             expected=f"a directory of token shards at {directory}",
             found="a file" if directory.exists() else "nothing",
-            do="check the path, or make one with `hotlap data prepare`",
+            do="check the path, or create it with `hotlap data prepare`",
         )
     if (directory / UNFINISHED_NAME).exists():
         raise DataError(
-            expected=f"a finished preparation in {directory}",
-            found=f"{UNFINISHED_NAME}, which says that it was interrupted",
+            expected=f"completely prepared data in {directory}",
+            found=f"{UNFINISHED_NAME}: the preparation was interrupted",
             do="run the same `hotlap data prepare` again; it starts over",
         )
     manifest = read_manifest(directory)
@@ -127,7 +127,7 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
         raise DataError(
             expected=f"a shard of the {split} split in {directory}",
             found=f"no *{split}*.bin" if manifest is None else f"none in its {MANIFEST_NAME}",
-            do="check the path, or make some with `hotlap data prepare`",
+            do="check the path, or create shards with `hotlap data prepare`",
         )
     shards = [map_tokens(path) for path in paths]
     for path, shard in zip(paths, shards, strict=True):
@@ -135,7 +135,7 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
             raise DataError(
                 expected=f"every {split} shard in {directory} with {8 * shards[0].itemsize}-bit tokens",
                 found=f"{8 * shard.itemsize}-bit tokens in {path.name}",
-                do="keep data of different tokenizers in different directories",
+                do="keep data from different tokenizers in different directories",
             )
     if manifest is not None:
         _check_checksums(paths, manifest.of_split(split))
@@ -145,11 +145,11 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
 
 
 def _listed_shards(directory: Path, split: str, manifest: Manifest, vocab_size: int | None) -> list[Path]:
-    """The split's shards by the manifest, which must list what is there and fit the model."""
+    """The split's shards according to the manifest. Checks the vocabulary size and for unlisted shards."""
     if vocab_size is not None and manifest.vocab_size != vocab_size:
         raise DataError(
             expected=f"the model's vocabulary of {vocab_size} tokens",
-            found=f"one of {manifest.vocab_size} in {directory}",
+            found=f"a vocabulary of {manifest.vocab_size} in {directory}",
             do=f"prepare it with --vocab {vocab_size}, or train with --vocab-size {manifest.vocab_size}",
         )
     listed = {entry.file for entry in manifest.shards}
@@ -176,14 +176,14 @@ def _check_checksums(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> No
 def _check_ids(paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int | None) -> None:
     limit = MAX_VOCABULARY if vocab_size is None else vocab_size
     if limit > np.iinfo(dtype).max:
-        return  # no id that the dtype can hold is too large
+        return  # every id that fits the dtype is valid
     largest_ids = measure_once(paths, "largest_id", lambda path: int(map_tokens(path).max()))
     for path, largest in zip(paths, largest_ids, strict=True):
         if largest >= limit:
             raise DataError(
                 expected=f"token ids below the vocabulary size {limit} in {path}",
                 found=f"id {largest}",
-                do="train with the vocabulary of the tokenizer that made the data",
+                do="train with the vocabulary size of the tokenizer that produced the data",
             )
 
 

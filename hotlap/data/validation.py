@@ -1,7 +1,7 @@
-"""Validation batches: the same tokens every time, from the start of the split, whatever the world size.
+"""Validation batches: the same tokens each time, from the start of the split, for any world size.
 
-Sequence k goes to rank k modulo the world size, so ranks may differ by one sequence: sum losses and tokens
-over batches and ranks, then divide.
+Sequence k goes to rank k modulo the world size, so the number of sequences per rank may differ by one. To
+average, sum losses and token counts over batches and ranks, then divide.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import torch
 
-from hotlap.data.loader import Batch, widen
+from hotlap.data.loader import Batch, to_batch
 from hotlap.data.stream import TokenStream
 from hotlap.errors import ConfigError, DataError
 
 
 class ValidationBatches:
-    """Iterable any number of times; each batch holds one sequence, the split's last one maybe shorter."""
+    """Can be iterated repeatedly. Each batch is one sequence; the last one may be shorter."""
 
     def __init__(
         self,
@@ -29,19 +29,19 @@ class ValidationBatches:
         device: torch.device | str,
     ) -> None:
         self.tokens = tokens  # targets, over all ranks
-        self.tokens_left_out = len(stream) - 1 - tokens  # of the split, behind the last target
+        self.tokens_left_out = len(stream) - 1 - tokens  # targets of the split that are not evaluated
         self.stream = stream
         self.device = torch.device(device)
         starts = range(rank * sequence_tokens, tokens, world_size * sequence_tokens)
         self._sequences = [(start, min(sequence_tokens, tokens - start)) for start in starts]
 
     def __len__(self) -> int:
-        """Batches of this rank."""
+        """Number of batches on this rank."""
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Batch]:
         for start, count in self._sequences:
-            batch = widen(self.stream.read(start, count + 1)[None], count, chunk_tokens=None)
+            batch = to_batch(self.stream.read(start, count + 1)[None], count, chunk_tokens=None)
             yield Batch(batch.inputs.to(self.device), batch.targets.to(self.device), None)
 
 
@@ -55,21 +55,23 @@ def validation_batches(
     block_tokens: int = 128,
     device: torch.device | str = "cpu",
 ) -> ValidationBatches:
-    """The first `tokens` targets of a split, or with None as many as there are in whole blocks.
+    """Batches over the first `tokens` targets of a split, or over the whole split if None.
 
-    Sequence lengths are multiples of `block_tokens`, as attention in blocks needs them; so with None at most
-    `block_tokens` − 1 targets are left out, and `tokens_left_out` says how many.
+    Block-sparse attention needs sequence lengths that are multiples of `block_tokens`. With None, up to
+    `block_tokens` − 1 targets at the end are therefore left out; `tokens_left_out` is their number.
     """
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
     if sequence_tokens < 1 or sequence_tokens % block_tokens:
         raise ConfigError(
-            expected=f"validation sequences in multiples of {block_tokens} tokens",
+            expected=f"a validation sequence length that is a multiple of {block_tokens} tokens",
             found=f"{sequence_tokens}",
-            do="choose another sequence length",
+            do="change the sequence length",
         )
     if tokens is not None and (tokens < 1 or tokens % block_tokens):
         raise ConfigError(
-            expected=f"validation tokens in multiples of {block_tokens}", found=f"{tokens}", do="round it"
+            expected=f"validation tokens as a multiple of {block_tokens}",
+            found=f"{tokens}",
+            do="round evaluation.tokens to a multiple",
         )
     needed = block_tokens if tokens is None else tokens
     if len(stream) - 1 < needed:

@@ -1,7 +1,7 @@
-"""Facts about files that take a full read to know, measured once and remembered beside the files.
+"""A cache of values that need a full read of a file to compute, such as checksums.
 
-Relies on a file's identity (size, times of change, inode) changing with its content. A memory that is
-missing, damaged, of another file or cannot be written costs time, never correctness.
+The cache is a file in the same directory. An entry is valid while the file's identity (size, mtime, ctime,
+inode) is unchanged. A missing, damaged, outdated or unwritable cache costs time but is never incorrect.
 """
 
 from __future__ import annotations
@@ -13,39 +13,43 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hotlap.data.files import reading, seal, unseal
+from hotlap.files import reading
+from hotlap.json_files import seal, unseal
 
-MEMORY_NAME = ".verified.json"
+CACHE_NAME = ".verified.json"
 READERS = 8
 
-# A file written to twice within one clock tick of its file system keeps its identity; what changed less than
-# this long ago is therefore measured but not yet remembered.
+# A file that is written twice within one clock tick of its file system keeps its identity. A file that
+# changed less than this long ago is therefore measured but not cached.
 SETTLED_SECONDS = 2.0
 
 
 def measure_once(paths: Sequence[Path], fact: str, measure: Callable[[Path], Any]) -> list[Any]:
-    """`measure` of each path (all in one directory), in threads; recalled where the file is unchanged."""
-    memory_path = paths[0].parent / MEMORY_NAME
-    memory = _read_memory(memory_path)
+    """`measure(path)` for each path, in threads, or the cached value if the file is unchanged.
+
+    All paths are in one directory. `fact` is the key of the value in the cache.
+    """
+    cache_path = paths[0].parent / CACHE_NAME
+    cache = _read_cache(cache_path)
     before = [_identity(path) for path in paths]
 
-    def known_of(path: Path, identity: list[int]) -> dict[str, Any]:
-        known = memory.get(path.name)
+    def cached_facts(path: Path, identity: list[int]) -> dict[str, Any]:
+        known = cache.get(path.name)
         return known if isinstance(known, dict) and known.get("identity") == identity else {}
 
-    def recall_or_measure(path: Path, identity: list[int]) -> Any:
-        known = known_of(path, identity)
+    def cached_or_measured(path: Path, identity: list[int]) -> Any:
+        known = cached_facts(path, identity)
         return known[fact] if fact in known else measure(path)
 
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
-        values = list(readers.map(recall_or_measure, paths, before))
+        values = list(readers.map(cached_or_measured, paths, before))
 
-    learned = dict(memory)
+    updated = dict(cache)
     for path, identity, value in zip(paths, before, values, strict=True):
         if _identity(path) == identity and _is_settled(path):
-            learned[path.name] = {**known_of(path, identity), "identity": identity, fact: value}
-    if learned != memory:
-        _write_memory(memory_path, learned)
+            updated[path.name] = {**cached_facts(path, identity), "identity": identity, fact: value}
+    if updated != cache:
+        _write_cache(cache_path, updated)
     return values
 
 
@@ -60,18 +64,18 @@ def _is_settled(path: Path) -> bool:
     return time.time() - max(status.st_mtime, status.st_ctime) > SETTLED_SECONDS
 
 
-def _read_memory(path: Path) -> dict[str, Any]:
+def _read_cache(path: Path) -> dict[str, Any]:
     try:
         return unseal(path.read_bytes())
     except (OSError, ValueError):
         return {}
 
 
-def _write_memory(path: Path, memory: dict[str, Any]) -> None:
-    # The ranks of a run may do this at the same time, each under a name of its own; the last one wins.
+def _write_cache(path: Path, cache: dict[str, Any]) -> None:
+    # Several ranks may write at the same time, each to its own temporary name. The last one wins.
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(seal(memory))
+        temporary.write_bytes(seal(cache))
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Which token comes next: temperature, top-k and top-p over the logits, then one draw a sample.
+"""Sample the next token: apply temperature, top-k and top-p to the logits, then draw one token per sample.
 
-A draw is a function of the logits and of one uniform number, taken on the CPU in float64, so that the same
-seed gives the same text on every device and for any number of samples side by side.
+A draw depends only on the logits and one uniform number. It is computed on the CPU in float64, so that the
+same seed gives the same text on every device and with any number of samples.
 
 Shapes: S samples, V vocabulary.
 """
@@ -17,7 +17,7 @@ from hotlap.inference.options import SampleOptions
 
 
 class Draws:
-    """Uniform numbers in [0, 1), one a sample and step. Each sample has a sequence of its own."""
+    """Uniform numbers in [0, 1), one per sample and step. Each sample has its own generator."""
 
     def __init__(self, seed: int, num_samples: int) -> None:
         self._generators = [np.random.default_rng([seed, sample]) for sample in range(num_samples)]
@@ -28,30 +28,31 @@ class Draws:
 
 
 def choose(logits_SV: Tensor, options: SampleOptions, uniform_S: Tensor) -> Tensor:
-    """(S,) int64 on the CPU: for each sample, the token at which the kept probability first exceeds its draw.
+    """Draw one token per sample: (S,) int64 on the CPU.
 
-    Tokens are laid out from the likeliest down, equals in order of their ids.
+    Inverse transform sampling: tokens are sorted by descending probability (ties by id), and the first token
+    whose cumulative probability exceeds the uniform number is drawn.
     """
     logits = logits_SV.cpu().double()
     if not logits.isfinite().all():
         raise CheckpointError(
             expected="a model with finite logits",
-            found="NaN or infinity, as after a run that diverged",
+            found="NaN or infinity; the run probably diverged",
             do="sample from an earlier checkpoint",
         )
     if options.temperature == 0:
         return logits.argmax(dim=-1)
     scaled, tokens_SV = logits.sort(dim=-1, descending=True, stable=True)
-    # Relative to the largest, so that a temperature near 0 does not overflow.
+    # Subtract the maximum first, so that a temperature near 0 does not overflow.
     probabilities = ((scaled - scaled[:, :1]) / options.temperature).softmax(dim=-1)
     if options.top_k is not None:
         probabilities = probabilities[:, : options.top_k]
         probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
-    reached = probabilities.cumsum(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1)
     if options.top_p is not None:
-        # Kept while those before are not yet enough, so that the likeliest always is.
-        probabilities = probabilities.where(reached - probabilities < options.top_p, 0.0)
-        reached = probabilities.cumsum(dim=-1)
-    picked = torch.searchsorted(reached, uniform_S[:, None] * reached[:, -1:], right=True)
-    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # should rounding lift a draw to the total
+        # Keep a token if the tokens before it sum to less than top_p. The most likely token is always kept.
+        probabilities = probabilities.where(cumulative - probabilities < options.top_p, 0.0)
+        cumulative = probabilities.cumsum(dim=-1)
+    picked = torch.searchsorted(cumulative, uniform_S[:, None] * cumulative[:, -1:], right=True)
+    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # guards against rounding up to the total
     return tokens_SV.gather(1, torch.minimum(picked, last_kept))[:, 0]

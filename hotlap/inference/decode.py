@@ -1,10 +1,10 @@
-"""Reading one token at a time: the newest keys and values of every layer are kept, as many as a window holds.
+"""Incremental decoding with a KV cache that holds one attention window per layer.
 
-The cache is a ring: position p lies in slot p modulo the window, so memory does not grow with the text. A
-layer's cache is the plan that the layer attends with; the model itself does not know that it reads in steps.
+The cache is a ring buffer: position p is stored in slot p modulo the window, so memory does not grow with the
+text. A `LayerCache` is passed to the model as the layer's attention plan; the model is unchanged.
 
-Shapes: S samples side by side, T tokens of a prompt, W slots, H query heads, G key/value heads, D head dim,
-V vocabulary without padding.
+Shapes: S samples (the batch), T prompt tokens, W slots, H query heads, G key/value heads, D head dim,
+C model width, V vocabulary without padding.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hotlap.model.attention import AttentionPlan
 
 
 class LayerCache:
-    """One layer's ring of keys and values."""
+    """The ring buffer of one layer's keys and values, each (S, G, W, D)."""
 
     def __init__(self, model: GPT | GPT2, num_samples: int, num_slots: int) -> None:
         shape = (num_samples, model.config.kv_heads, num_slots, model.config.head_dim)
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embed.weight.device)
         self.num_slots = num_slots
-        # Set by the decoder before each step, alike for all layers.
+        # Set by the decoder before each step, to the same values for all layers.
         self.position = 0
         self.visible = torch.ones(num_samples, 1, 1, 0, dtype=torch.bool)  # (S, 1, 1, filled slots)
         self.previous_S = torch.full((num_samples,), NO_TOKEN)
 
     def fill(self, rows: slice, k_TGD: Tensor, v_TGD: Tensor) -> None:
-        """Take the newest of the keys and values of positions 0 … T − 1, for some of the samples."""
+        """Store the newest W keys and values of positions [0, T) for the samples in `rows`."""
         count = len(k_TGD)
         newest = torch.arange(max(0, count - self.num_slots), count, device=k_TGD.device)
         slots = newest % self.num_slots
@@ -42,7 +42,7 @@ class LayerCache:
         self.values[rows][:, :, slots] = v_TGD[newest].transpose(0, 1)
 
     def attend(self, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tensor:
-        """One query a sample, all at one position, which becomes the newest of the cache."""
+        """Append one key and value per sample at the current position, then attend with one query each."""
         slot = self.position % self.num_slots
         self.keys[:, :, slot] = k_SGD
         self.values[:, :, slot] = v_SGD
@@ -62,7 +62,7 @@ class LayerCache:
 
 
 class FillingPlan:
-    """Attends to a whole prompt by another plan, and fills a layer's cache by the way."""
+    """Attends over a whole prompt with another plan and stores the keys and values in a layer's cache."""
 
     def __init__(self, plan: AttentionPlan, cache: LayerCache, rows: slice) -> None:
         self.plan = plan
@@ -91,11 +91,11 @@ def uncached_logits(model: GPT | GPT2, visibility: Visibility, tokens_T: Tensor)
 
 
 class Decoder:
-    """A model that has read a prompt and goes on from it in several samples, one token each a step.
+    """Decodes several samples in parallel from one prompt, one token per sample and step.
 
-    A model with rotary positions reads on without end. One with learned positions (GPT-2) has no more than
-    its context: when that is full, the last half of it is read again from position 0, and so is the last
-    half of a context of a prompt that is longer.
+    With rotary positions the text may grow without limit. With learned positions (GPT-2) it is limited to the
+    context: when the context is full, its last half is prefilled again from position 0. A prompt longer than
+    the context is likewise cut to its last half context.
     """
 
     def __init__(self, model: GPT | GPT2, visibility: Visibility, num_samples: int = 1) -> None:
@@ -109,8 +109,8 @@ class Decoder:
         self._caches = [LayerCache(model, num_samples, window) for _ in model.blocks]
         self._slots = torch.arange(window, device=self.device)
         self._document_starts = torch.zeros(num_samples, dtype=torch.long, device=self.device)
-        self._last_S = torch.zeros(num_samples, dtype=torch.long, device=self.device)  # the token read last
-        # (S, tokens read), kept only where they may have to be read again
+        self._last_S = torch.zeros(num_samples, dtype=torch.long, device=self.device)  # the latest token
+        # (S, tokens so far), kept only if the context is limited
         self._read = torch.zeros(num_samples, 0, dtype=torch.long, device=self.device)
 
     @property
@@ -119,9 +119,9 @@ class Decoder:
 
     @torch.no_grad()
     def start(self, prompt_T: Tensor) -> Tensor:
-        """Read the text that all samples begin with; the logits of what follows it, (S, V) float32."""
-        assert self.position == 0, "a decoder starts once"
-        assert len(prompt_T) > 0, "a prompt has at least the end-of-text token that starts a document"
+        """Prefill the prompt, which all samples share. Returns the next-token logits (S, V) float32."""
+        assert self.position == 0, "start() was called twice"
+        assert len(prompt_T) > 0, "the prompt is empty; it needs at least the end-of-text token"
         if self.context is not None:
             if len(prompt_T) > self.context:
                 prompt_T = prompt_T[-(self.context // 2) :]
@@ -132,11 +132,13 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, tokens_S: Tensor) -> Tensor:
-        """Read one more token in every sample; the logits of what follows, (S, V) float32."""
-        assert self.position > 0, "start a decoder before its first step"
-        assert tokens_S.shape == (self.num_samples,), f"{tuple(tokens_S.shape)}, not one token a sample"
+        """Append one token to each sample. Returns the next-token logits (S, V) float32."""
+        assert self.position > 0, "call start() before step()"
+        assert tokens_S.shape == (self.num_samples,), (
+            f"expected ({self.num_samples},) tokens, found {tuple(tokens_S.shape)}"
+        )
         if self.context is not None:
-            self._make_room(self.context)
+            self._refill_if_full(self.context)
             self._read = torch.cat([self._read, tokens_S[:, None]], dim=1)
         previous_S, self._last_S = self._last_S, tokens_S
         starts_document = tokens_S == self.visibility.starts_document
@@ -151,7 +153,7 @@ class Decoder:
         return self.model.logits(x_SC)
 
     def _fill(self, rows: slice, tokens_T: Tensor) -> Tensor:
-        """Read tokens from position 0 on into some rows of the caches; the last one's logits (V,)."""
+        """Prefill `rows` of the caches with tokens from position 0. Returns the last token's logits (V,)."""
         plan = prompt_plan(self.visibility, tokens_T)
         plans = [FillingPlan(plan, cache, rows) for cache in self._caches]
         positions_T = torch.arange(len(tokens_T), device=tokens_T.device)
@@ -160,7 +162,7 @@ class Decoder:
         self._document_starts[rows] = self._document_start(tokens_T)
         return self.model.logits(x_TC[-1:])[0]
 
-    def _make_room(self, context: int) -> None:
+    def _refill_if_full(self, context: int) -> None:
         if self.position < context:
             return
         self._read = self._read[:, -(context // 2) :]
@@ -172,9 +174,9 @@ class Decoder:
         return int(starts[-1]) if len(starts) else 0
 
     def _visible(self) -> Tensor:
-        """(S, 1, 1, filled slots): whether the query at the current position sees what a slot holds."""
+        """(S, 1, 1, filled slots) bool: the slots that the query at the current position attends to."""
         slots = self._slots[: self.position + 1]
-        # The newest position that lies in the slot, up to the current one.
+        # The position stored in each slot: the newest one up to the current position.
         held = self.position - (self.position - slots) % self.visibility.window_tokens
         first = self._document_starts.clamp(min=self.visibility.first_visible(self.position))
         return (held >= first[:, None])[:, None, None]

@@ -1,7 +1,7 @@
-"""A run as a directory to give away: weights, configuration, tokenizer and a model card.
+"""Exports a run as a directory to share: weights, configuration, tokenizer and a model card.
 
-It is filled under a hidden name, loaded again, compared with the run bit for bit, and only then renamed; what
-stands under the name that was asked for is complete and checked.
+The directory is written atomically, and before it gets its name it is loaded again and its logits are
+compared with those of the run, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,43 +16,30 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hotlap.corpus.tokenizer import TOKENIZER_FILE
-from hotlap.data.files import file_sha256, seal
 from hotlap.data.manifest import read_manifest
 from hotlap.errors import CheckpointError
-from hotlap.files import sync
+from hotlap.files import atomic_directory, file_sha256, writing
 from hotlap.inference.load import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
-from hotlap.runs.durable import make_directory, writing
+from hotlap.json_files import seal
 from hotlap.settings import to_json, updated
 
 CARD_FILE = "README.md"
-# Long enough to leave the window of a small model; the text does not matter.
+# Long enough to exceed the attention window of a small model; which tokens they are does not matter.
 CHECKED_TOKENS = 512
 
 
 def export(loaded: LoadedModel, target: Path) -> None:
     """Write `target`, which must not exist."""
     refuse_existing(target)
-    work = target.with_name(f".{target.name}.partial")
-    with writing(target, also=(SafetensorError,)):
-        make_directory(target.absolute().parent)
-        shutil.rmtree(work, ignore_errors=True)  # of an export that was killed
-        try:
-            work.mkdir()
-            write_files(loaded, work)
-            check_equal(loaded, work)
-            for path in (*work.iterdir(), work):
-                sync(path)
-            work.rename(target)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        sync(target.absolute().parent)
+    with writing(target, CheckpointError, also=(SafetensorError,)), atomic_directory(target) as work:
+        write_files(loaded, work)
+        check_equal(loaded, work)
 
 
 def refuse_existing(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise CheckpointError(
-            expected=f"no {target} yet", found="one that exists", do="remove it or name another directory"
+            expected=f"a new directory {target}", found="one that exists", do="remove it or choose another"
         )
 
 
@@ -61,9 +48,8 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in loaded.stored.weights.items()}
     save_file(weights, directory / MODEL_FILE, metadata={"format": "pt"})
     tokenizer.save(directory)
-    shutil.copymode(
-        directory / TOKENIZER_FILE, directory / MODEL_FILE
-    )  # safetensors writes for the owner only
+    # safetensors makes files for the owner alone, whatever the umask
+    shutil.copymode(directory / TOKENIZER_FILE, directory / MODEL_FILE)
     (directory / CARD_FILE).write_text(model_card(loaded, training), encoding="utf-8")
     content = {
         "format": EXPORT_FORMAT,
@@ -80,7 +66,7 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
 
 
 def shareable(loaded: LoadedModel) -> dict[str, Any]:
-    """The facts of the training without paths of the machine, and with the licence of the text."""
+    """What is known about the training, with the license of the text and without paths of this machine."""
     training = loaded.stored.training
     data = dict(training["data"])
     directory = data.pop("directory", None)
@@ -92,12 +78,12 @@ def shareable(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths cut down to their last part: a model that is given away tells nothing of its machine."""
+    """The text with absolute paths cut to their last part, so that nothing of this machine is shared."""
     return re.sub(r"(?<![\w:/])/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
 def check_equal(loaded: LoadedModel, directory: Path) -> None:
-    """Load what was written and compare logits, bit for bit."""
+    """Load what was written and compare its logits with the run's, bit for bit."""
     precision = str(loaded.model.dtype).removeprefix("torch.")
     again = load(directory, device=loaded.device.type, precision=precision)
     length = min(CHECKED_TOKENS, loaded.config.batch.sequence_tokens)
@@ -106,7 +92,7 @@ def check_equal(loaded: LoadedModel, directory: Path) -> None:
     if not torch.equal(loaded.logits(ids), again.logits(ids)):
         raise CheckpointError(
             expected="logits of the exported model equal to the run's",
-            found="different ones",
+            found="different logits",
             do="check the disk and the memory of this machine, and export again",
         )
 
@@ -124,7 +110,7 @@ def model_card(loaded: LoadedModel, training: dict[str, Any]) -> str:
         "validation loss": figure(training["val_loss"], "nats per token"),
         "bits per byte": figure(training["val_bpb"], "on the validation split of the data"),
         "training data": data.get("source") or "unknown",
-        "licence of the data": data.get("licence") or "unknown",
+        "license of the data": data.get("licence") or "unknown",
         "written by": f"Hotlap {training['hotlap']}, run `{training['run']}`",
     }
     rows = "\n".join(f"| {name} | {cell(value)} |" for name, value in facts.items())
@@ -162,5 +148,5 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def cell(value: str) -> str:
-    """Text that fits a cell of a table, whatever a manifest says."""
+    """Text escaped for a cell of a Markdown table."""
     return " ".join(value.split()).replace("|", "\\|")

@@ -1,7 +1,7 @@
-"""Tokens and text from a model: the loop that draws them, the stream that shows them, the text of a sample.
+"""Text generation: the sampling loop, streaming detokenization, and samples during training.
 
-A prompt is read as the start of a document, with the end-of-text token in front; drawing that token again
-ends a sample. Only tokens that the tokenizer knows are ever drawn.
+A prompt is treated as the start of a document, so the end-of-text token is prepended. A sample ends when that
+token is drawn. Only ids in the tokenizer's vocabulary are drawn, never padding.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hotlap.model import GPT, GPT2
 
 @dataclass(frozen=True)
 class Sample:
-    tokens: list[int]  # after the prompt, without the end of text
-    ended: bool  # by the end of text, rather than by the number of tokens asked for
+    tokens: list[int]  # without the prompt and the end-of-text token
+    ended: bool  # True: by end of text; False: by max_tokens
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -40,9 +40,9 @@ def generate(
     *,
     known_tokens: int,
 ) -> Iterator[list[int | None]]:
-    """Step by step, the next token of every sample; None for those that have ended.
+    """Yield the next token of each sample, step by step; None for samples that have ended.
 
-    `known_tokens`: only ids below are drawn. The same seed gives sample i the same draws in any company.
+    Only ids below `known_tokens` are drawn. Sample i gets the same random numbers for any number of samples.
     """
     draws = Draws(options.seed, options.num_samples)
     device = model.embed.weight.device
@@ -61,7 +61,7 @@ def generate(
 
 
 def samples(steps: Iterator[list[int | None]], options: SampleOptions) -> list[Sample]:
-    """The whole samples that `generate` goes through."""
+    """Collect the steps of `generate` into whole samples."""
     tokens: list[list[int]] = [[] for _ in range(options.num_samples)]
     for step in steps:
         for sample, token in zip(tokens, step, strict=True):
@@ -71,7 +71,7 @@ def samples(steps: Iterator[list[int | None]], options: SampleOptions) -> list[S
 
 
 class TextStream:
-    """Text as its tokens come: a character whose bytes are split over tokens appears when it is whole."""
+    """Streaming detokenizer. A character split over several tokens is returned with its last byte."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -81,7 +81,7 @@ class TextStream:
         return self._decoder.decode(self._tokenizer.decode_bytes([token]))
 
     def close(self) -> str:
-        """What is left of a character that never became whole, as U+FFFD."""
+        """The bytes of an incomplete last character, as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -94,15 +94,15 @@ def sample_text(
     prompt: str = "",
     **options: Any,
 ) -> str:
-    """The prompt and what a model goes on with after `step` updates of its run; the same each time.
+    """The prompt and its continuation by a model after `step` updates. Deterministic.
 
-    `options` are those of `SampleOptions`. Made for a run in progress: what was compiled for training stays
-    as it is, and so do its random numbers.
+    `options` are the fields of `SampleOptions`. Safe to call during training: it does not recompile the model
+    or change the random state.
     """
-    asked = SampleOptions(**options)
+    sample_options = SampleOptions(**options)
     visibility = Visibility.at_step(config, step, tokenizer.end_of_text)
     ids = encode_prompt(tokenizer, prompt)
     with torch.compiler.set_stance("force_eager"):
-        steps = generate(model, visibility, ids, asked, known_tokens=tokenizer.vocab_size)
-        first = samples(steps, asked)[0]
+        steps = generate(model, visibility, ids, sample_options, known_tokens=tokenizer.vocab_size)
+        first = samples(steps, sample_options)[0]
     return prompt + tokenizer.decode(first.tokens)

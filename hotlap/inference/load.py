@@ -1,7 +1,7 @@
-"""A trained model with its tokenizer and configuration, from a run's checkpoint or an exported directory.
+"""Load a trained model with its tokenizer and configuration, from a checkpoint or an exported directory.
 
-`load` builds the model as the run computed it: its precision, its window at the checkpoint's step. Every file
-is verified by its checksum before it is used, and the caller's random state stays as it was.
+`load` uses the run's precision and its attention window at the checkpoint's step. Every file is verified
+against its checksum before use. The caller's random state is not changed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 from hotlap.attention.visibility import Visibility
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer, read_tokenizer
-from hotlap.data.files import file_sha256, reading, unseal
 from hotlap.data.stream import open_split
 from hotlap.errors import CheckpointError, ConfigError, DataError
+from hotlap.files import file_sha256, reading
 from hotlap.hardware import select_device, select_precision
 from hotlap.inference.decode import uncached_logits
 from hotlap.inference.generate import encode_prompt, generate, samples
 from hotlap.inference.options import SampleOptions
+from hotlap.json_files import unseal
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
@@ -39,18 +40,18 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Stored:
-    """What is on the disk, read and verified, before a model is built from it."""
+    """The verified content of a checkpoint or an export, before the model is built."""
 
     path: Path
     config: Config
     step: int
     weights: Mapping[str, Tensor]
-    training: Mapping[str, Any]  # facts about the training: tokens, validation, data; keys as in `facts_of`
+    training: Mapping[str, Any]  # tokens, validation results and data of the run; see `training_facts`
     read_tokenizer: Callable[[], Tokenizer]
 
 
 class LoadedModel:
-    """A model to sample from and to look into. Text is read as the start of a document."""
+    """A model for sampling and for computing logits. Text is treated as the start of a document."""
 
     def __init__(self, stored: Stored, model: GPT | GPT2, device: torch.device) -> None:
         self.stored = stored
@@ -64,7 +65,7 @@ class LoadedModel:
         tokenizer = self.stored.read_tokenizer()
         if tokenizer.vocab_size > self.config.model.vocab_size:
             raise DataError(
-                expected=f"a tokenizer for the model's vocabulary of {self.config.model.vocab_size}",
+                expected=f"a tokenizer that fits the model's vocabulary of {self.config.model.vocab_size}",
                 found=f"{tokenizer.name} with {tokenizer.vocab_size} tokens",
                 do="restore the tokenizer that the model was trained with",
             )
@@ -75,7 +76,7 @@ class LoadedModel:
         return Visibility.at_step(self.config, self.step, self.tokenizer.end_of_text)
 
     def logits(self, text_or_ids: str | Sequence[int]) -> Tensor:
-        """(T, vocabulary) float32: what follows each token of a text, read as a prompt, or of given ids."""
+        """Next-token logits (T, V) float32 for each token of a text, encoded as a prompt, or of given ids."""
         if isinstance(text_or_ids, str):
             ids = encode_prompt(self.tokenizer, text_or_ids)
         else:
@@ -85,13 +86,13 @@ class LoadedModel:
         return uncached_logits(self.model, self.visibility, tokens_T).contiguous()
 
     def generate(self, prompt: str = "", **options: Any) -> list[str]:
-        """The prompt and how it goes on, once for each sample; options are those of `SampleOptions`."""
-        asked = SampleOptions(**options)
-        made = samples(self.generate_steps(prompt, asked), asked)
-        return [prompt + self.tokenizer.decode(sample.tokens) for sample in made]
+        """The prompt with its continuation, once per sample. `options` are the fields of `SampleOptions`."""
+        sample_options = SampleOptions(**options)
+        generated = samples(self.generate_steps(prompt, sample_options), sample_options)
+        return [prompt + self.tokenizer.decode(sample.tokens) for sample in generated]
 
     def generate_steps(self, prompt: str, options: SampleOptions) -> Iterator[list[int | None]]:
-        """Step by step, the next token of every sample; None for those that have ended."""
+        """Yield the next token of each sample, step by step; None for samples that have ended."""
         ids = encode_prompt(self.tokenizer, prompt)
         known = self.tokenizer.vocab_size
         return generate(self.model, self.visibility, ids, options, known_tokens=known)
@@ -107,7 +108,7 @@ class LoadedModel:
             )
         if isinstance(self.model, GPT2) and len(ids) > self.model.max_tokens:
             raise ConfigError(
-                expected=f"at most {self.model.max_tokens} tokens, for which the model has positions",
+                expected=f"at most {self.model.max_tokens} tokens, the number of learned positions",
                 found=str(len(ids)),
                 do="shorten the text",
             )
@@ -116,15 +117,15 @@ class LoadedModel:
 def load(
     path: Path | str, *, checkpoint: str = "latest", device: str = "auto", precision: str | None = None
 ) -> LoadedModel:
-    """The model of a run (`runs/<name>`) or of an exported directory.
+    """Load the model of a run (`runs/<name>`) or of an exported directory.
 
-    checkpoint: of a run, `latest`, `best` (lowest validation loss), or a checkpoint's name or path.
-    precision: of activations, `auto`, `float32` or `bfloat16`; None is the run's own setting.
+    checkpoint: `latest`, `best` (lowest validation loss), or the name or path of a checkpoint of the run.
+    precision: dtype of activations, `auto`, `float32` or `bfloat16`; None uses the run's setting.
     """
     path = Path(path)
     if precision is not None and precision not in PRECISIONS:
         raise ConfigError(
-            expected=f"a precision out of {', '.join(PRECISIONS)}", found=precision, do="name one of them"
+            expected=f"a precision ({', '.join(PRECISIONS)})", found=precision, do="choose one of these"
         )
     chosen_device = select_device(device)
     exported = (path / MODEL_FILE).is_file()
@@ -137,9 +138,9 @@ def load(
         model.load_state_dict(dict(stored.weights))
     except RuntimeError as error:
         raise CheckpointError(
-            expected=f"weights in {path} that fit its configuration",
+            expected=f"weights in {path} that match its configuration",
             found=" ".join(str(error).split()),
-            do="use a checkpoint of this run and of this version of Hotlap",
+            do="use a checkpoint of this run, written by this version of Hotlap",
         ) from error
     model.requires_grad_(False)
     return LoadedModel(stored, model.to(chosen_device), chosen_device)
@@ -153,7 +154,7 @@ def read_run(path: Path, checkpoint: str = "latest") -> Stored:
         config=from_json(Config, saved.state["config"]),
         step=saved.step,
         weights=saved.tensors["model"],
-        training=facts_of(run, saved),
+        training=training_facts(run, saved),
         read_tokenizer=lambda: run_tokenizer(run, saved),
     )
 
@@ -162,11 +163,11 @@ def checkpoint_path(run: RunDirectory, name: str) -> Path:
     if name == "latest":
         return store.latest(run.checkpoints)
     if name == "best":
-        store.latest(run.checkpoints)  # that there is one at all
+        store.latest(run.checkpoints)  # raises if there is no checkpoint at all
         best = store.best(run.checkpoints)
         if best is None:
             raise CheckpointError(
-                expected=f"a checkpoint in {run.checkpoints} with its validation loss measured",
+                expected=f"a checkpoint with a validation loss in {run.checkpoints}",
                 found="none",
                 do="use --checkpoint latest",
             )
@@ -175,8 +176,8 @@ def checkpoint_path(run: RunDirectory, name: str) -> Path:
     return inside if inside.is_dir() else Path(name)
 
 
-def facts_of(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]:
-    """What to remember of the training. Validation figures are those of this very step, or None."""
+def training_facts(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]:
+    """Facts about the training run. Validation results are None unless measured at exactly this step."""
     progress = saved.state["progress"]
     evaluation = progress["evaluation"] if progress["evaluated_step"] == saved.step else None
     environment = run.read_environment()
@@ -194,7 +195,7 @@ def facts_of(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]:
 
 
 def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
-    """The run's own copy, or else that of the data it was trained on."""
+    """The run's own copy of the tokenizer, or the one of its training data."""
     data = run.read_environment().get("data", {})
     own = run.path / TOKENIZER_FILE
     if own.is_file():
@@ -204,13 +205,13 @@ def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
         raise DataError(
             expected=f"a tokenizer: {own}, or the run's data at {directory}",
             found="neither",
-            do=f"copy the {TOKENIZER_FILE} of its data into the run's directory",
+            do=f"copy the {TOKENIZER_FILE} of its data to the run directory",
         )
     if open_split(directory, "train").fingerprint != saved.state["data"]:
         raise DataError(
-            expected=f"in {directory} the data that the run was trained on, for its tokenizer",
-            found="other shards",
-            do=f"copy the {TOKENIZER_FILE} that belongs to the run into its directory",
+            expected=f"the run's training data in {directory}, to get its tokenizer",
+            found="different shards",
+            do=f"copy the {TOKENIZER_FILE} of the run's data to the run directory",
         )
     return load_tokenizer(directory)
 
@@ -220,9 +221,9 @@ def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
 
     if checkpoint != "latest":
         raise ConfigError(
-            expected="a run, to choose among its checkpoints",
-            found=f"{path}, which holds one exported model",
-            do="leave --checkpoint out",
+            expected="a run directory for --checkpoint",
+            found=f"{path}, an exported model without checkpoints",
+            do="omit --checkpoint",
         )
     config_path = path / CONFIG_FILE
     with reading(config_path):
@@ -235,11 +236,11 @@ def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
         raise CheckpointError(
             expected=f"{EXPORT_FORMAT} version {EXPORT_VERSION} in {config_path}",
             found=f"{content.get('format')} version {content.get('version')}",
-            do="read it with the version of Hotlap that wrote it",
+            do="load it with the version of Hotlap that wrote it",
         )
     for name, sha256 in content["sha256"].items():
         if file_sha256(path / name) != sha256:
-            raise damaged_export(path / name, "content that does not match its checksum")
+            raise damaged_export(path / name, "a different checksum")
     return Stored(
         path=path,
         config=from_json(Config, content["config"]),
@@ -251,4 +252,4 @@ def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
 
 
 def damaged_export(path: Path, found: str) -> CheckpointError:
-    return CheckpointError(expected=f"{path} as it was exported", found=found, do="export or copy it again")
+    return CheckpointError(expected=f"an unmodified {path}", found=found, do="export or copy it again")

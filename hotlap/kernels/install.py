@@ -20,12 +20,12 @@ from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
 from hotlap.attention.dense import DenseBackend
 from hotlap.errors import ConfigError, DeviceError
 from hotlap.kernels.chunked_loss import Passes, chunked_cross_entropy, is_unshifted
-from hotlap.kernels.cpu import head, mlp, steps
+from hotlap.kernels.cpu import head, mlp, row_rms
 from hotlap.kernels.cpu.attention_backend import NativeBackend
 from hotlap.kernels.cpu.block import FusedBlock
 from hotlap.kernels.cpu.library import unavailable
 from hotlap.kernels.cpu.muon_math import KernelMath
-from hotlap.kernels.cpu.shares import least_tokens_a_share
+from hotlap.kernels.cpu.shares import least_tokens
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
 from hotlap.model.block import Block
@@ -156,11 +156,8 @@ def _why_no_fused_blocks(model: GPT | GPT2, tokens: int, compiled: bool) -> str 
         return f"{str(model.dtype).removeprefix('torch.')} activations"
     if compiled:
         return "compiled"
-    threads = torch.get_num_threads()
-    least_tokens = threads * least_tokens_a_share(model.config.width, model.config.width)
-    if threads > 1 and tokens < least_tokens:
-        return f"{tokens} tokens at once, kernels pay from {least_tokens}"
-    return None
+    least = least_tokens(model.config.width, model.config.width)
+    return None if tokens >= least else f"{tokens} tokens at once, kernels pay from {least}"
 
 
 def _fuse(block: nn.Module) -> list[Part]:
@@ -205,10 +202,8 @@ def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Par
     weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
     passes: Passes = "torch"
     if no_kernels is None and is_unshifted(model.config.softcap) and model.dtype != torch.float64:
-        threads = torch.get_num_threads()
-        shares = threads == 1 or tokens >= threads * least_tokens_a_share(*weight.shape)
-        in_cache = weight.numel() <= head.MOST_WEIGHTS and shares and model.dtype == torch.float32
-        passes = "all" if in_cache else "rows"
+        fits = model.dtype == torch.float32 and weight.numel() <= head.MOST_WEIGHTS
+        passes = "all" if fits and tokens >= least_tokens(*weight.shape) else "rows"
     model.loss = partial(chunked_cross_entropy, passes=passes)
     kernel = {"torch": "chunked PyTorch", "rows": "chunked PyTorch and C", "all": "C"}[passes]
     return Part("loss", kernel)
@@ -223,7 +218,7 @@ def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> P
         name = "Newton-Schulz"
         optimizer.math = KernelMath()
     elif isinstance(optimizer, RowRms) and no_kernels is None:
-        optimizer.step_rows = steps.step_rows
+        optimizer.step_rows = row_rms.step_rows
     else:
         return Part(name, "", no_kernels or "torch's fused one is as fast")
     return Part(name, "C")

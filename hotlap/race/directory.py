@@ -1,14 +1,12 @@
-"""A race on the disk: `race.json` (the plan), a directory a run, `logs/`, `results.json` and the report.
+"""A race on disk: `race.json` (the plan), one directory per run, `logs/`, `results.json` and the report.
 
-One process at a time races in it. A run that a killed race left behind keeps the lock until it ends, and the
-next race waits for it instead of training beside it.
+One process at a time races in it, under a lock. A run that outlives its race, because the race was killed,
+keeps the lock until it ends: the next race waits for it instead of training at the same time.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -16,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.errors import RaceError
+from hotlap.files import lock, make_directory, writing
+from hotlap.json_files import read_object, write_json
 from hotlap.progress import Say
 from hotlap.race.plan import Plan, Start, from_json, to_json
 from hotlap.runs.directory import LOCK_NAME, RunDirectory
-from hotlap.runs.durable import make_directory, write_whole, writing
 from hotlap.settings import diff, shown
 
 PLAN_NAME = "race.json"
-OVER = ("finished", "target", "diverged")  # how a run ends that is not repeated
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class RaceDirectory:
-    """`runs/<race>/`; runs lie right below it."""
+    """`runs/<race>/`, with the directories of its runs right below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,30 +37,23 @@ class RaceDirectory:
         return RunDirectory(self.path / start.name)
 
     def log(self, start: Start) -> Path:
-        """What the run's process printed. Not in the run's directory, which that process makes itself."""
+        """The output of the run's process. Not in the run's directory, which that process makes itself."""
         return self.path / "logs" / f"{start.name}.txt"
 
     def is_over(self, start: Start) -> bool:
-        summary = self.run(start).read_summary()
-        return summary is not None and summary.get("status") in OVER
+        return self.run(start).read_status().is_final
 
     def read_plan(self) -> Plan:
-        try:
-            data = json.loads(self.plan_path.read_bytes())
-        except FileNotFoundError:
+        if not self.plan_path.exists():
             raise RaceError(
                 expected=f"a race at {self.path}",
                 found=f"no {PLAN_NAME} in it" if self.path.is_dir() else "no such directory",
                 do="give the directory of a race",
-            ) from None
-        except ValueError as error:
-            raise RaceError(
-                expected=f"JSON in {self.plan_path}", found=str(error), do="restore the file"
-            ) from error
-        return from_json(data, str(self.plan_path))
+            )
+        return from_json(read_object(self.plan_path, RaceError), str(self.plan_path))
 
     def check(self, plan: Plan) -> None:
-        """Refuse another plan than the one here, field by field. Only the number of seeds may grow."""
+        """Refuse any other plan than the one in this directory, except for a higher number of seeds."""
         if self._is_new():
             return
         if not self.plan_path.exists():
@@ -93,12 +83,12 @@ class RaceDirectory:
         return not self.path.exists()
 
     def write_plan(self, plan: Plan) -> None:
-        with writing(self.plan_path):
+        with writing(self.plan_path, RaceError):
             make_directory(self.path / "logs")
-        write_whole(self.plan_path, (json.dumps(to_json(plan), indent=1) + "\n").encode())
+        write_json(self.plan_path, to_json(plan), RaceError)
 
     def _check_runs(self, plan: Plan) -> None:
-        """A recipe may have changed since the race began: its runs must not be mixed."""
+        """Refuse if a recipe has changed since the race began: runs of both versions must not be mixed."""
         for start in (start for round_ in plan.rounds() for start in round_):
             run = self.run(start)
             changes = diff(plan.config(start), run.read_config()) if run.config_path.exists() else []
@@ -112,43 +102,29 @@ class RaceDirectory:
 
     @contextmanager
     def lock(self, say: Say) -> Iterator[FileIO]:
-        """Keep other races out. Processes of runs inherit the handle, and with it the lock."""
-        with writing(self.path / LOCK_NAME):
-            make_directory(self.path)
-            handle = (self.path / LOCK_NAME).open("a+b", buffering=0)
-        with handle:
-            self._wait_for_lock(handle, say)
-            handle.truncate(0)
-            handle.write(f"{os.getpid()}\n".encode())
-            yield handle
+        """Keep other races out. The processes of runs inherit the file, and with it the lock."""
 
-    def _wait_for_lock(self, handle: FileIO, say: Say) -> None:
-        import fcntl  # not on Windows, where results can still be read
+        def refuse_or_wait(owner: str) -> None:
+            import psutil
 
-        import psutil
-
-        has_said = False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                handle.seek(0)
-                owner = handle.read().decode(errors="replace").strip()
             if owner.isdecimal() and psutil.pid_exists(int(owner)):
                 raise RaceError(
                     expected=f"no other race in {self.path}",
                     found=f"process {owner}",
                     do="wait for it or stop it",
                 )
-            if not has_said:
-                say(f"race: waiting for the run that a killed race left behind in {self.path}")
-                has_said = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            say(f"race: waiting for the run that a killed race left behind in {self.path}")
+
+        path = self.path / LOCK_NAME
+        with writing(path, RaceError):
+            make_directory(self.path)
+            file = lock(path, refuse_or_wait)
+        with file:
+            yield file
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, str]:
-    """{dotted path: JSON text} of every leaf."""
+    """{dotted path: JSON text} of every value that is no list or object."""
     if isinstance(data, (dict, list, tuple)):
         pairs = data.items() if isinstance(data, dict) else enumerate(data)
         leaves: dict[str, str] = {}

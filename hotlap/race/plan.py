@@ -1,8 +1,8 @@
-"""What a race runs: recipes and variants of them (entries), seeds, and settings that hold for every run.
+"""The plan of a race: entries (recipes and variants), the number of seeds, and settings for every run.
 
-A plan is complete and checked before anything runs, and written down as JSON, so that a race can go on after
-a kill and a different plan under the same name is noticed. Entries whose settings are equal (an A/A
-comparison) get seeds of their own: with the same seeds they would be the same runs twice.
+A plan is checked completely before the first run starts. It is saved as JSON, so that a killed race can be
+resumed and a different plan under the same name is detected. Entries with equal settings (an A/A comparison)
+get different seeds; with the same seeds they would be identical runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from hotlap.errors import ConfigError, RaceError
 from hotlap.recipes import check_used, find_recipe, resolve
 from hotlap.settings import as_text, full_name, parse
 
-FEWEST_SEEDS = 2
-# An entry equal to an earlier one starts this far up, which leaves room to add seeds to both later.
-SEEDS_APART = 1000
+MIN_SEEDS = 2
+# Offset of the first seed of an entry that equals an earlier one. Leaves room to add seeds to both later.
+SEED_OFFSET = 1000
 
 
 @dataclass(frozen=True)
 class Entry:
     label: str
     recipe: str
-    changes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # by full name; they win over the plan's settings
+    changes: Mapping[str, Any] = field(default_factory=dict)  # by full name; override the plan's settings
     first_seed: int = 0
-    removes: str | None = None  # in an ablation: the change that this entry is without
+    removes: str | None = None  # in an ablation: the change that this entry undoes
 
 
 class Start(NamedTuple):
@@ -44,7 +42,7 @@ class Start(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its run directory: the label with what such a name cannot hold replaced."""
+        """The name of the run directory: label and seed, with unsafe characters replaced."""
         label = re.sub(r"[^\w.+=-]+", "-", self.entry.label)
         return f"{label}-seed{self.seed}"
 
@@ -57,23 +55,23 @@ class Plan:
     size: str
     seeds: int
     entries: tuple[Entry, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run, by full name
-    procs: int | None = None  # processes of each run; None: no launcher
-    ablation: str | None = None  # the ancestor that changes are taken back to; None: a plain race
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for every run, by full name
+    procs: int | None = None  # processes per run; None: no launcher
+    ablation: str | None = None  # the ancestor that changes are reverted to; None: a plain race
 
     def __post_init__(self) -> None:
         if not self.entries:
-            raise ConfigError(expected="a RECIPE or more", found="none", do="`hotlap recipes` lists them")
-        if not FEWEST_SEEDS <= self.seeds <= SEEDS_APART:
+            raise ConfigError(expected="at least one RECIPE", found="none", do="`hotlap recipes` lists them")
+        if not MIN_SEEDS <= self.seeds <= SEED_OFFSET:
             raise ConfigError(
-                expected=f"--seeds of {FEWEST_SEEDS} to {SEEDS_APART}",
+                expected=f"--seeds of {MIN_SEEDS} to {SEED_OFFSET}",
                 found=str(self.seeds),
-                do="give more seeds: the spread between them is what a difference is measured against"
-                if self.seeds < FEWEST_SEEDS
-                else "give fewer",
+                do="use more seeds; the test compares a difference with the spread between seeds"
+                if self.seeds < MIN_SEEDS
+                else "use fewer seeds",
             )
         if self.procs is not None and self.procs < 1:
-            raise ConfigError(expected="--procs of 1 or more", found=str(self.procs), do="leave it out")
+            raise ConfigError(expected="--procs of at least 1", found=str(self.procs), do="omit it")
         names = [start.name for start in self.rounds()[0]]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
@@ -88,7 +86,10 @@ class Plan:
         return _config(start.entry.recipe, self.size, changes)
 
     def rounds(self) -> list[list[Start]]:
-        """One seed of every entry in turn (A1 B1 C1, A2 B2 C2, …): a slow hour hurts all alike."""
+        """Runs in rounds, one seed of each entry per round (A1 B1 C1, A2 B2 C2, …).
+
+        Interleaving spreads the effect of a temporarily slow machine over all entries.
+        """
         return [
             [Start(entry, entry.first_seed + number) for entry in self.entries]
             for number in range(self.seeds)
@@ -96,7 +97,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command line that gives this plan."""
+        """The command line that produces this plan."""
         if self.ablation:
             words = ["ablate", self.entries[0].recipe, "--against", self.ablation]
         else:
@@ -108,7 +109,7 @@ class Plan:
 
     @property
     def default_name(self) -> str:
-        """The same for the same command, with any number of seeds."""
+        """The default name of the race. It does not depend on the number of seeds."""
         content = json.dumps({**to_json(self), "seeds": None}, sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:6]
         kind = "ablate" if self.ablation else "race"
@@ -118,7 +119,7 @@ class Plan:
 def make_plan(
     specs: Sequence[str], size: str, seeds: int, settings: Mapping[str, Any], procs: int | None = None
 ) -> Plan:
-    """The plan of `hotlap race`; every run's configuration is built once, so that a mistake shows now."""
+    """The plan of `hotlap race`. Builds every configuration once, so that mistakes are reported now."""
     check_settings(settings)
     entries: list[Entry] = []
     configs: list[Config] = []
@@ -127,20 +128,20 @@ def make_plan(
         config = _config(recipe, size, {**settings, **changes})
         copies = configs.count(config)
         label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
-        entries.append(Entry(label, recipe, changes, first_seed=copies * SEEDS_APART))
+        entries.append(Entry(label, recipe, changes, first_seed=copies * SEED_OFFSET))
         configs.append(config)
     return Plan(size, seeds, tuple(entries), dict(settings), procs)
 
 
 def _config(recipe: str, size: str, changes: Mapping[str, Any]) -> Config:
-    """As `hotlap train` would build it, which also refuses what has no effect."""
+    """The configuration as `hotlap train` builds it. A setting without effect is an error."""
     config = resolve(recipe, size, changes)
     check_used(config, changes)
     return config
 
 
 def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:
-    """`RECIPE[:part,part…]` as (label, recipe, changes); a part is `setting=value`, or the variant's name."""
+    """Parse `RECIPE[:part,part…]` to (label, recipe, changes). A part is `setting=value` or a name."""
     recipe, colon, rest = spec.partition(":")
     find_recipe(recipe)
     parts = rest.split(",") if colon else []
@@ -160,9 +161,9 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    for name, do in (("seed", "say how many by --seeds"), ("recipe", "name it"), ("size", "use --size")):
+    for name, do in (("seed", "use --seeds"), ("recipe", "use RECIPE"), ("size", "use --size")):
         if name in settings:
-            raise ConfigError(expected="settings that a race leaves to you", found=f"`{name}`", do=do)
+            raise ConfigError(expected="settings that a race does not set", found=f"`{name}`", do=do)
 
 
 def _check_name(name: str, spec: str) -> None:
@@ -176,7 +177,7 @@ def _check_name(name: str, spec: str) -> None:
         )
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise ConfigError(
-            expected=f"setting=value, or a name for the variant, in `{spec}`",
+            expected=f"setting=value or a variant name in `{spec}`",
             found=f"`{name}`",
             do="write RECIPE:setting=value,setting=value",
         )
@@ -206,7 +207,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def from_json(data: Any, place: str) -> Plan:
-    """The plan that `to_json` wrote. What no longer exists or was damaged is refused here too."""
+    """The plan that `to_json` wrote. Unknown recipes or settings and damaged files raise an error."""
     try:
         entries = tuple(Entry(**entry) for entry in data["entries"])
         plan = Plan(**{**data, "entries": entries})

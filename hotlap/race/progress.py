@@ -1,17 +1,16 @@
-"""How far a race is and how long it will take: a bar on a terminal, elsewhere a line a run, to stderr."""
+"""Shows how far a race is, on stderr: a bar on a terminal, otherwise one line per run."""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from hotlap.race.plan import Plan, Start
 
 
 class Pace:
-    """Seconds that runs took, by label, from which the rest of a race is guessed."""
+    """How many seconds a run of each label took; estimates the time that is left."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -20,7 +19,7 @@ class Pace:
         self._seconds[start.entry.label] = seconds
 
     def of(self, starts: list[Start]) -> float | None:
-        """None before any run has ended; a label that has not run yet counts as the mean of the others."""
+        """None before any run has ended; for a label that has not run yet, the mean of the others."""
         if not self._seconds:
             return None
         mean = sum(self._seconds.values()) / len(self._seconds)
@@ -39,7 +38,7 @@ class RaceProgress:
         self._bar = _Bar(self.total, self.stream) if self.stream.isatty() else None
 
     def running(self, start: Start, share: float, left_s: float | None) -> None:
-        """`share`: how much of this run is done."""
+        """`share`: the fraction of this run that is done."""
         if self._bar is not None:
             text = f"{self.done} of {self.total} runs, {start}, {time_left(left_s)}"
             self._bar.show(self.done + share, text)
@@ -58,21 +57,19 @@ class RaceProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
 def time_left(seconds: float | None) -> str:
     if seconds is None:
-        return "time left not known yet"
+        return "time left unknown"
     return f"about {timedelta(seconds=round(max(0.0, seconds)))} left"
 
 
 class _Bar:
-    """rich's bar, imported only where there is a terminal to draw it on."""
+    """A bar of rich, which is imported only if stderr is a terminal."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         from rich.console import Console

@@ -1,27 +1,26 @@
-"""What a race says: its runs by label, the statistics as a table and as JSON, verdicts in words, the report.
+"""The results of a race: its runs by label, statistics as a table and as JSON, verdicts, the report.
 
-Only rounds that every entry has finished count, so that all are judged by equally many seeds. The same plain
-rows make the table on the terminal and those in the documents.
+Only rounds in which every entry has ended count, so that all entries have the same number of seeds. The table
+on the terminal and the tables in the docs are made from the same rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from hotlap.errors import RaceError
+from hotlap.json_files import finite, write_json
 from hotlap.race.ablation import effects
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import Plan
 from hotlap.race.plan import to_json as plan_to_json
-from hotlap.report.analysis import METRICS, analyse, to_json
+from hotlap.report.analysis import METRICS, analyze, to_json
 from hotlap.report.page import write_report
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA
-from hotlap.runs.durable import write_whole
 from hotlap.runs.reader import Run, load_run
-from hotlap.strict_json import finite
 
-# What a reader needs to know about the machine; nothing about its directories.
+# What a reader of the results needs to know about the machine; no paths.
 MACHINE = (
     *("hotlap", "python", "torch", "system", "device", "device_name", "cores", "memory_gib"),
     *("world_size", "threads", "precision", "attention_backend", "compile"),
@@ -30,7 +29,7 @@ UNKNOWN = "–"
 
 
 def load_race(directory: RaceDirectory, plan: Plan, *, whole_rounds: bool) -> dict[str, list[Run]]:
-    """The race's runs by label, in the plan's order; those of a round that is not over only if asked for."""
+    """The runs by label, in the order of the plan; with `whole_rounds`, only of rounds that have ended."""
     runs: dict[str, list[Run]] = {}
     for round_ in plan.rounds():
         if whole_rounds and not all(directory.is_over(start) for start in round_):
@@ -43,9 +42,9 @@ def load_race(directory: RaceDirectory, plan: Plan, *, whole_rounds: bool) -> di
 
 
 def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
-    """Analyse the finished rounds; write `report.html` and `results.json`, and return the latter's data."""
+    """Analyze the whole rounds, write `report.html` and `results.json`, and return the data of the latter."""
     runs_by_label = load_race(directory, plan, whole_rounds=True)
-    analysis = analyse(runs_by_label)
+    analysis = analyze(runs_by_label)
     first = next(iter(runs_by_label.values()))[0]
     data: dict[str, Any] = finite(
         {
@@ -56,15 +55,15 @@ def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
             "plan": plan_to_json(plan),
             "statistics": to_json(analysis),
             "changes": effects(plan, runs_by_label, analysis) if plan.ablation else [],
-            "runs": [_run(label, run) for label, runs in runs_by_label.items() for run in runs],
+            "runs": [_run_result(label, run) for label, runs in runs_by_label.items() for run in runs],
         }
     )
-    write_whole(directory.results_path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
+    write_json(directory.results_path, data, RaceError)
     write_report(runs_by_label, directory.report_path, directory.path.name)
     return data
 
 
-def _run(label: str, run: Run) -> dict[str, Any]:
+def _run_result(label: str, run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "label": label,
@@ -79,7 +78,7 @@ def _run(label: str, run: Run) -> dict[str, Any]:
 
 
 def verdict_lines(data: Mapping[str, Any]) -> list[str]:
-    """The verdicts of `results.json`, one a line, and what qualifies them."""
+    """The verdicts of `results.json`, one per line, and the notes on them."""
     statistics = data["statistics"]
     first, *others = statistics["rows"]
     lines = []
@@ -100,7 +99,7 @@ def verdict_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def table(statistics: Mapping[str, Any], *, full: bool) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of text: all figures, or (not `full`) the main ones with the verdicts in words."""
+    """Headers and rows of text: all figures, or if not `full` the main ones with the verdicts in words."""
     rows = statistics["rows"]
     has = {key: any(row[key]["mean"] is not None for row in rows) for key in ("bpb", "loss")}
     described = [key for key in ("bpb", "loss") if has[key] and (full or key == "bpb" or not has["bpb"])]

@@ -1,8 +1,8 @@
-"""Carries a plan out: the runs in turn, each a `hotlap train` process of its own.
+"""Carries out the plan of a race: one run after the other, each in its own `hotlap train` process.
 
-A process a run, because then every run starts from the same clean memory, allocator and thread pool, its peak
-memory is its own, and a crash takes one run with it. A run that is over, well or diverged, is never repeated;
-one that was killed goes on from its checkpoint, or starts anew where it has none.
+One process per run, so that every run starts with the same clean memory, allocator and thread pool, its peak
+memory is its own, and a crash ends only that run. A run that has ended is never repeated, not even if it
+diverged; one that was killed resumes from its last checkpoint, or starts again if it has none.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hotlap.errors import RaceError
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import Plan, Start
 from hotlap.race.progress import Pace, RaceProgress
+from hotlap.runs.reader import status_of
 from hotlap.settings import as_text
 
 SECONDS_BETWEEN_LOOKS = 0.5
-TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
+TAIL_BYTES = 4096  # read from the end of metrics.jsonl; longer than one line
 
 
 class Runner:
@@ -38,12 +39,12 @@ class Runner:
         self._waiting = []
         for start in (start for round_ in plan.rounds() for start in round_):
             if directory.is_over(start):
-                self.pace.add(start, self._seconds_of(start))
+                self.pace.add(start, float(self._summary_of(start)["seconds"]["total"]))
             else:
                 self._waiting.append(start)
 
     def run(self, budget_s: float | None = None) -> list[Start]:
-        """Run what is not over yet; returns what the budget left out, which is whole rounds but the first."""
+        """Run what has not ended yet; returns what the budget left out, in whole rounds after the first."""
         began = time.monotonic()
         for number, round_ in enumerate(self.plan.rounds()):
             starts = [start for start in round_ if start in self._waiting]
@@ -79,12 +80,12 @@ class Runner:
         words += ["--procs", str(self.plan.procs)] if self.plan.procs else []
         if run.path.exists():
             if _has_checkpoint(run.checkpoints):
-                self.progress.say(f"race: {start}: goes on from its last checkpoint")
+                self.progress.say(f"race: {start}: resumes from its last checkpoint")
                 return [*words, "--resume", str(run.path)]
             with run:
-                run.lock()  # or else someone trains there
+                run.lock()  # refused if another process trains in it
                 shutil.rmtree(run.path)
-            self.progress.say(f"race: {start}: starts anew, it was killed before its first checkpoint")
+            self.progress.say(f"race: {start}: starts again: it was killed before its first checkpoint")
         settings = {**self.plan.settings, **start.entry.changes, "seed": start.seed}
         words += [start.entry.recipe, "--size", self.plan.size]
         words += ["--runs", str(self.directory.path), "--name", start.name]
@@ -102,7 +103,7 @@ class Runner:
         try:
             yield process
         except BaseException:
-            process.terminate()  # the run saves and stops
+            process.terminate()  # the run saves a checkpoint and stops
             process.wait()
             raise
 
@@ -117,20 +118,19 @@ class Runner:
         )
 
     def _outcome(self, start: Start) -> str:
-        summary = self.directory.run(start).read_summary()
-        assert summary is not None, "a run that is over has a summary"
+        summary = self._summary_of(start)
         for field, unit in (("val_bpb", "bits/byte"), ("val_loss", "nats")):
             if summary.get(field) is not None:
-                return f"{summary['status']}, {summary[field]:.4f} {unit}"
-        return f"{summary['status']}, without a finite validation loss"
+                return f"{status_of(summary)}, {summary[field]:.4f} {unit}"
+        return f"{status_of(summary)}, without a finite validation loss"
 
-    def _seconds_of(self, start: Start) -> float:
+    def _summary_of(self, start: Start) -> dict[str, Any]:
         summary = self.directory.run(start).read_summary()
-        assert summary is not None, "a run that is over has a summary"
-        return float(summary["seconds"]["total"])
+        assert summary is not None, "a run that has ended has a summary"
+        return summary
 
     def _share(self, start: Start) -> float:
-        """How much of a run is done, by the last step it wrote down."""
+        """The fraction of a run that is done, by the last step in its metrics."""
         path = self.directory.run(start).metrics_path
         try:
             with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The recipes and sizes, and how a run's configuration comes from one of each.
+"""Recipes and sizes. `resolve` combines one of each into the configuration of a run.
 
-`resolve("softcap", "nano")` is what every command uses. A recipe is a configuration at the records' own
-scale (`small`); a size changes its dimensions. Unknown names are refused with the nearest known one.
+A recipe is a configuration at the scale of the records (`small`); a size overrides its dimensions. Every
+command calls `resolve("softcap", "nano")`. An unknown name is an error that suggests the closest known one.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def find_size(name: str) -> Size:
 
 
 def check_used(config: Config, changes: Iterable[str]) -> None:
-    """Refuse a change, by its full name, of a setting that has no effect here."""
+    """Raise an error if `changes` (full names) contains a setting that this configuration does not use."""
     unused = [name for name in changes if name.startswith("optim.muon.")]
     if unused and config.optim.matrices == "adamw":
         raise ConfigError(
             expected=f"settings that {config.recipe} uses",
-            found=f"`{unused[0]}`, where AdamW takes the matrices",
-            do="change optim.adam.matrix_lr or the other settings of optim.adam",
+            found=f"`{unused[0]}`, which has no effect because AdamW updates the matrices",
+            do="change optim.adam.matrix_lr or another setting of optim.adam",
         )
 
 
 def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) -> Config:
-    """The full configuration of a recipe at a size, with settings changed by their dotted names.
+    """The full configuration of a recipe at a size, with `changes` applied by dotted name.
 
-    With another number of steps, what the recipe gives in steps keeps its share of the run, as between sizes.
+    If `changes` sets the number of steps, the recipe's step counts (warmup, cooldown) scale in proportion.
     """
     scale, base = find_size(size), find_recipe(recipe)
     changes = {**base.at_size.get(size, {}), **(changes or {})}

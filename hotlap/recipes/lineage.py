@@ -1,8 +1,9 @@
-"""The lineage: each recipe is its parent with a few settings changed, at the scale of the published records.
+"""The recipes. Each is its parent with a few settings changed, at the scale of the published records.
 
-The figures of the records (8×H100, FineWeb to a validation loss of 3.28) stand in `Record`; they were
-published, not measured here. `adamw`, the zero from which gains are measured, and `sprint`, which goes on
-where the records end, have none.
+`Record` holds the published result of a record of the modded-nanogpt speedrun
+(https://github.com/KellerJordan/modded-nanogpt): 8×H100, FineWeb, to a validation loss of 3.28. These are
+not Hotlap's own measurements. Two recipes have no record: `adamw`, the baseline after nanoGPT
+(https://github.com/karpathy/nanoGPT), and `sprint`, which continues from the last record.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from hotlap.settings import updated
 
 @dataclass(frozen=True)
 class Record:
-    """A published run of 8×H100 to the target loss."""
+    """A published run on 8×H100 to the target loss."""
 
     date: str
     minutes: float
-    val_loss: float | None  # None: not published with the figures we have
+    val_loss: float | None  # None: unknown
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Recipe:
     source: str
     record: Record | None
     config: Config
-    at_size: Mapping[str, Mapping[str, Any]]  # what it changes, beyond the size's own changes, at that size
+    at_size: Mapping[str, Mapping[str, Any]]  # {size: changes applied after the size's own}
 
 
 RECIPES: dict[str, Recipe] = {}
@@ -56,7 +57,7 @@ def _add(
     RECIPES[name] = Recipe(name, parent, summary, source, record, config, at_size or {})
 
 
-# Every layer sees the whole window from the start: at two layers there is nothing to gain by narrowing it.
+# The window has its full width from the start. With two layers, a smaller window gains nothing.
 _TWO_LAYERS = {
     "model.num_layers": 2,
     "model.mlp_ratio": 1,
@@ -70,7 +71,7 @@ _TWO_LAYERS = {
 _add(
     "adamw",
     None,
-    "GPT-2 as nanoGPT trains it: AdamW, learned positions, full causal attention, cosine schedule",
+    "GPT-2 with nanoGPT's settings: AdamW, learned positions, full causal attention, cosine schedule",
     None,
     {
         "model.architecture": "gpt2",
@@ -86,7 +87,7 @@ _add(
         "optim.adam.scalar_lr": 6e-4,
         "optim.adam.beta1": 0.9,
         "optim.adam.weight_decay": 0.1,
-        # As many tokens as the 10B sample of FineWeb has.
+        # One epoch of FineWeb's 10B-token sample.
         "schedule.steps": 19_073,
         "schedule.kind": "cosine",
         "schedule.warmup_steps": 700,
@@ -101,7 +102,7 @@ _add(
 _add(
     "flex-attention",
     None,
-    "one packed sequence a device, attention masked by document and a fixed window of 1024 tokens",
+    "one packed sequence per device, attention limited to the document and a fixed window of 1024 tokens",
     Record("2024-11-19", 5.03, None),
     {
         "optim.muon.lr": 0.04,
@@ -117,7 +118,7 @@ _add(
 _add(
     "window-warmup",
     "flex-attention",
-    "attention window grows over training",
+    "the attention window grows over training",
     Record("2024-11-24", 4.66, 3.2759),
     {
         "optim.muon.lr": 0.05,
@@ -134,7 +135,7 @@ _add(
 _add(
     "value-embeds",
     "window-warmup",
-    "each layer mixes a value embedding of its own into v",
+    "each layer mixes its own value embedding into v",
     Record("2024-12-04", 4.41, None),
     {
         "model.values": "per-layer",
@@ -146,7 +147,7 @@ _add(
 _add(
     "unet-value-embeds",
     "value-embeds",
-    "value embeddings mirrored over the U-Net; async Muon; block-built mask",
+    "value embeddings mirrored over the U-Net; asynchronous Muon; mask built from blocks",
     Record("2024-12-08", 3.95, 3.2773),
     {
         "model.values": "mirrored",
@@ -161,7 +162,7 @@ _add(
 _add(
     "block-window",
     "unet-value-embeds",
-    "window in blocks, full and partial blocks apart, separate value tables",
+    "window in blocks, full blocks listed separately from partial ones, separate value tables",
     Record("2024-12-10", 3.80, 3.2756),
     {
         "model.value_tables": "separate",
@@ -174,7 +175,7 @@ _add(
 _add(
     "sparse-value-embeds",
     "block-window",
-    "value tables on the outer layers only; one layer without attention; half-truncated rotary",
+    "value tables in the outer layers only; one layer without attention; half-truncated rotary",
     Record("2024-12-17", 3.57, 3.2794),
     {
         "model.values": "outer",
@@ -205,12 +206,12 @@ _add(
 _add(
     "sprint",
     "softcap",
-    "the fastest lap on a CPU: shallow and narrow, bigram embeddings, rates and schedule tuned for minutes",
+    "the fastest lap on a CPU: a shallow, narrow model with bigram embeddings, tuned for runs of minutes",
     None,
     {
         "model.rotary": "full",
         "optim.muon.lr": 0.04,
-        # Four steps with these coefficients lose nothing against five with the others.
+        # Four iterations with these coefficients reach the same loss as five with the default ones.
         "optim.muon.coefficients": "polar-express",
         "optim.muon.newton_schulz_steps": 4,
         "optim.muon.weight_decay": 0.1,
@@ -220,7 +221,7 @@ _add(
         "optim.adam.beta2": 0.98,
         "schedule.cooldown_fraction": 0.6,
     },
-    source="swept here at nano (docs/benchmarks.md); untried at small and medium",
+    source="tuned by sweeps at nano (docs/benchmarks.md); not tested at small and medium",
     at_size={
         "nano": {**_TWO_LAYERS, "schedule.steps": 1300},
         "pico": {**_TWO_LAYERS, "schedule.steps": 150},

@@ -1,8 +1,8 @@
-"""Sizes: how big a recipe is built, on what data, and for how long.
+"""Sizes: the model dimensions, data and number of steps at which a recipe runs.
 
-A size changes dimensions, sequence, batch, steps and tokenizer, and nothing else of its own: what a recipe
-gives as a number of steps keeps its share of the run, its window shrinks to the size's, and AdamW's learning
-rates grow as the width shrinks. At `small` a recipe is exactly as published.
+A size sets dimensions, sequence length, batch, steps and tokenizer. The rest of the recipe is scaled to
+match: step counts stay the same fraction of the run, the window shrinks to the size's, and AdamW's learning
+rates are inversely proportional to the width. `small` runs a recipe exactly as published.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hotlap.config import Config
 from hotlap.settings import updated
 
-# The widest window of the published schedules, before rounding; sizes narrow it in proportion.
+# The largest window of the published schedules. A size with a smaller one subtracts the difference.
 RECORD_WINDOW_TOKENS = 1792
 
 
@@ -27,7 +27,7 @@ class Size:
     num_heads: int
     sequence_tokens: int
     window_tokens: int = RECORD_WINDOW_TOKENS
-    steps: int | None = None  # None: as many as the recipe says
+    steps: int | None = None  # None: the recipe's
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, recipe: Config) -> Config:
@@ -37,21 +37,21 @@ class Size:
             "model.num_heads": self._heads(recipe),
             **self._sequence(recipe),
             **self._window(recipe),
-            **self._lengths(recipe),
-            **self._adamw_rates(recipe),
+            **self._step_counts(recipe),
+            **self._adamw_lrs(recipe),
             **self.changes,
         }
         return updated(recipe, changes)
 
     def _heads(self, recipe: Config) -> int:
-        # GPT-2's heads have 64 features, the records' 128: a recipe keeps its own ratio.
+        # GPT-2 uses twice as many heads as the records at the same width. Keep the recipe's ratio.
         return max(1, self.num_heads * recipe.model.num_heads // 6)
 
     def _sequence(self, recipe: Config) -> dict[str, int]:
         sequence = min(self.sequence_tokens, recipe.batch.sequence_tokens)
         if recipe.attention.document_mask:
             return {"batch.sequence_tokens": sequence}
-        # Without a document mask a shuffled chunk would see its unrelated neighbours: one chunk a sequence.
+        # Without a document mask, chunks in one sequence would attend to each other: one chunk per sequence.
         return {"batch.sequence_tokens": sequence, "data.chunk_tokens": sequence}
 
     def _window(self, recipe: Config) -> dict[str, int]:
@@ -62,27 +62,27 @@ class Size:
         narrower_by = RECORD_WINDOW_TOKENS - self.window_tokens
         return {"schedule.window_end_tokens": schedule.window_end_tokens - narrower_by}
 
-    def _lengths(self, recipe: Config) -> dict[str, int]:
+    def _step_counts(self, recipe: Config) -> dict[str, int]:
         if self.steps is None:
             return {}
-        share = self.steps / recipe.schedule.steps
+        factor = self.steps / recipe.schedule.steps
         return {
             "schedule.steps": self.steps,
-            "schedule.warmup_steps": round(recipe.schedule.warmup_steps * share),
-            "schedule.cooldown_steps": round(recipe.schedule.cooldown_steps * share),
-            "optim.muon.momentum_warmup_steps": round(recipe.optim.muon.momentum_warmup_steps * share),
+            "schedule.warmup_steps": round(recipe.schedule.warmup_steps * factor),
+            "schedule.cooldown_steps": round(recipe.schedule.cooldown_steps * factor),
+            "optim.muon.momentum_warmup_steps": round(recipe.optim.muon.momentum_warmup_steps * factor),
         }
 
-    def _adamw_rates(self, recipe: Config) -> dict[str, float]:
+    def _adamw_lrs(self, recipe: Config) -> dict[str, float]:
         if recipe.optim.matrices != "adamw":
             return {}
-        growth = recipe.model.width / self.width
+        factor = recipe.model.width / self.width
         adam = recipe.optim.adam
         return {
-            "optim.adam.embed_lr": adam.embed_lr * growth,
-            "optim.adam.head_lr": adam.head_lr * growth,
-            "optim.adam.scalar_lr": adam.scalar_lr * growth,
-            "optim.adam.matrix_lr": adam.matrix_lr * growth,
+            "optim.adam.embed_lr": adam.embed_lr * factor,
+            "optim.adam.head_lr": adam.head_lr * factor,
+            "optim.adam.scalar_lr": adam.scalar_lr * factor,
+            "optim.adam.matrix_lr": adam.matrix_lr * factor,
         }
 
 

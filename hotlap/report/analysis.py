@@ -1,8 +1,8 @@
-"""What a set of runs says: runs grouped by label, figures per label, one verdict per label against the first.
+"""Compares runs: groups them by label, summarizes each label, and judges each against the first one.
 
-One metric decides, chosen by how the runs were set up and never by how they came out: time to target where
-they had one, else final bits per byte, else final loss. The other metrics are described but not judged, so
-that looking at many of them cannot find a winner by chance.
+One metric decides. It is chosen by how the runs were configured, never by their results: time to target if
+they have one, otherwise final bits per byte, otherwise final loss. The other metrics are shown but not
+tested, because among many metrics one would differ by chance.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from hotlap.errors import ReportError
+from hotlap.json_files import finite
 from hotlap.report import stats
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
 from hotlap.runs.reader import Run
 from hotlap.settings import diff, flatten, shown, updated
-from hotlap.strict_json import finite
 
 LOSS = Metric("loss", "final loss", "nats", 4)
 BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)
@@ -29,8 +29,8 @@ TOKENS = Metric("tokens", "tokens to target", "tokens", 0)
 SPEED = Metric("tokens_per_s", "speed", "tokens/s", 0, lower_is_better=False)
 METRICS = {metric.key: metric for metric in (BPB, LOSS, TIME, TOKENS, SPEED)}
 
-# A pair of runs shares weights and data only where these settings agree; with fewer pairs the degrees of
-# freedom that pairing costs outweigh the spread that it removes.
+# Two runs with the same seed share initial weights and data only if these settings agree. With fewer pairs
+# than this, pairing costs more in degrees of freedom than it gains by removing the variance between seeds.
 PAIRED_BY = ("model.", "data.", "batch.", "size")
 FEWEST_PAIRS = 5
 
@@ -54,10 +54,10 @@ class Target:
 class Row:
     label: str
     runs: int
-    values: Mapping[str, Summary]  # by metric key; of those that every counted run has
-    waits: Mapping[str, Waits]  # `train_s` and `tokens`, where there is a target
-    below_target_p: float | None  # one-sided test "mean ≤ target"; None where it says nothing
-    verdict: Verdict | None  # None for the first label, or where there is nothing to compare
+    values: Mapping[str, Summary]  # by metric key
+    waits: Mapping[str, Waits]  # `train_s` and `tokens`, if there is a target
+    below_target_p: float | None  # of the one-sided test "mean ≤ target"; None if it does not apply
+    verdict: Verdict | None  # None for the first label, or without a comparison
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Analysis:
 
 
 def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs whose configurations differ in the seed only, together under a name that tells them apart."""
+    """Group the runs whose configurations differ only in the seed, each group under a unique label."""
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
@@ -83,7 +83,7 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         else:
             groups.append([run])
     first_of_recipe: dict[str, Run] = {}
-    labelled: dict[str, list[Run]] = {}
+    labeled: dict[str, list[Run]] = {}
     for group in groups:
         config = group[0].config
         name = config.recipe or group[0].name
@@ -93,14 +93,14 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
             ":".join([name, ",".join(f"{c.name}={shown(c.after)}" for c in changes[:2])]) if changes else name
         )
         label += f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-        while label in labelled:
+        while label in labeled:
             label += "′"
-        labelled[label] = sorted(group, key=lambda run: run.config.seed)
-    return labelled
+        labeled[label] = sorted(group, key=lambda run: run.config.seed)
+    return labeled
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:
-    """The target that all runs had; None where they had none, or not the same one."""
+    """The target of all runs; None if they have none, or different ones."""
     wanted = {(run.config.evaluation.target_bpb, run.config.evaluation.target_loss) for run in runs}
     if len(wanted) != 1:
         return None
@@ -113,8 +113,8 @@ def common_target(runs: Sequence[Run]) -> Target | None:
 def waits_of(runs: Sequence[Run], target: Target, field: str, longest: float) -> Waits:
     """Time or tokens until the first validation at the target.
 
-    A run that may yet get there is censored where it stands. One that is over without it never will: it is
-    censored after all others, because to leave the race early must not look as if it might soon have arrived.
+    A run that may still reach it is censored at its current time. A run that has ended without reaching it
+    never will, and is censored at the longest time of all runs: ending early must not count as an advantage.
     """
     until, reached = [], []
     for run in runs:
@@ -130,7 +130,7 @@ def waits_of(runs: Sequence[Run], target: Target, field: str, longest: float) ->
 
 
 def pairing_holds(baseline: Sequence[Run], candidate: Sequence[Run]) -> bool:
-    """Whether equal seeds mean equal data (and equal weights at the start): a matter of design, not of p."""
+    """Whether runs with the same seed share data and initial weights; depends on settings, not on results."""
     seeds = [run.config.seed for run in baseline]
     return (
         len(set(seeds)) == len(seeds) >= FEWEST_PAIRS
@@ -141,8 +141,8 @@ def pairing_holds(baseline: Sequence[Run], candidate: Sequence[Run]) -> bool:
     )
 
 
-def analyse(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
-    """Labels in their order; the first is what the others are compared with."""
+def analyze(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
+    """Labels keep their order; the others are compared with the first."""
     everything = [run for runs in runs_by_label.values() for run in runs]
     if not everything:
         raise ReportError(expected="at least one run", found="none", do="train one first")
@@ -157,7 +157,7 @@ def analyse(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
         label: {field: waits_of(runs, target, field, longest[field]) for field in longest} if target else {}
         for label, runs in runs_by_label.items()
     }
-    # Runs that are not final still count as censored waits, but have no final loss or speed.
+    # Runs that have not ended count as censored waits, but have no final loss or speed.
     counted = dict(runs_by_label) if chosen.key in longest else final
     verdicts = _verdicts(chosen, counted, waits)
     rows = tuple(
@@ -177,8 +177,10 @@ def analyse(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
 
 
 def _below_target_p(final: Sequence[Run], target: Target | None) -> float | None:
-    """Of runs that went on to their end. One that stops at the target is below it because it stopped there:
-    its loss is chosen by the very test, which would then pass for any recipe that ever gets there.
+    """The p-value of "mean ≤ target", or None if a run stopped at the target.
+
+    Such a run is below the target because it stopped there: the test would pass for any recipe that ever
+    reaches it.
     """
     if target is None or any(run.status == "target" for run in final):
         return None
@@ -249,7 +251,7 @@ def _notes(runs_by_label: RunsByLabel) -> list[str]:
 
 
 def settings_that_differ(runs_by_label: RunsByLabel) -> list[tuple[str, list[Any]]]:
-    """(setting, its value under each label), for the settings that are not the same everywhere."""
+    """(setting, its value for each label) of the settings that differ between labels."""
     flat = [flatten(updated(runs[0].config, {"seed": 0})) for runs in runs_by_label.values()]
     return [
         (name, [values[name] for values in flat])
@@ -259,7 +261,7 @@ def settings_that_differ(runs_by_label: RunsByLabel) -> list[tuple[str, list[Any
 
 
 def to_json(analysis: Analysis) -> dict[str, Any]:
-    """Plain data with null for what is not known: what other tools and tables read."""
+    """Plain data for other tools and tables, with None for what is unknown."""
     rows = [
         {
             "label": row.label,

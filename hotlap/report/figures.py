@@ -1,8 +1,8 @@
-"""The page's figures as plain Plotly dictionaries: data and axes here, fonts and grid colours in the page.
+"""The page's figures as plain dictionaries for Plotly (https://plotly.com/javascript/), without importing it.
 
-Every trace carries its label in `meta`, by which the page's own legend hides and shows it in all figures at
-once. Plotly reads markup in text, so that names are escaped here. Curves are thinned to what a screen can
-show; nothing here imports Plotly.
+Data and axes are set here, fonts and grid colors in the page. Every trace has its label in `meta`; the page's
+legend uses it to hide and show a label in all figures. Plotly interprets markup in text, so names are escaped
+here. Curves are downsampled to the resolution of a screen.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from hotlap.json_files import finite
 from hotlap.report.analysis import Analysis, RunsByLabel, Target
 from hotlap.runs.reader import Floats, Run
-from hotlap.strict_json import finite
 
-# Okabe and Ito's colours that stand out on white and on near-black alike; after six labels dashes differ too.
+# The colors of the Okabe-Ito palette with enough contrast on white and on near-black. The dash pattern
+# changes after each full round of colors.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross", "star", "pentagon")
 MOST_POINTS = 300
-SMOOTHED_SHARE = 0.02  # of the run's steps, over which training loss is averaged
+SMOOTHING_FRACTION = 0.02  # training loss is averaged over this fraction of the run's steps
 
 X_AXES = {"step": "steps", "tokens": "training tokens", "train_s": "training time in seconds"}
 Y_AXES = {"val_loss": "validation loss in nats", "val_bpb": "bits per byte", "loss": "training loss in nats"}
@@ -38,7 +39,7 @@ Figure = dict[str, Any]
 
 
 def build_figures(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str, Any]:
-    """`loss` as figures by y and x axis, `target` (or null), and one figure a schedule or rate."""
+    """`loss` (a figure per y and x axis), `target` (or None), and a figure per schedule or rate."""
     has_bpb = any(
         np.isfinite(run.validation["val_bpb"]).any() for runs in runs_by_label.values() for run in runs
     )
@@ -51,7 +52,7 @@ def build_figures(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str, A
         "target": _target_figure(runs_by_label, analysis) if analysis.target else None,
     }
     for field in PLAIN:
-        # A schedule is the same for every seed, so that the first run shows it; rates are averaged.
+        # A schedule is the same for every seed, so only the first run is drawn. Rates are averaged.
         is_schedule = field in ("window", "lr", "momentum")
         shown = {label: runs[:1] if is_schedule else runs for label, runs in runs_by_label.items()}
         figures[field] = _plain_figure(shown, field)
@@ -60,15 +61,15 @@ def build_figures(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str, A
 
 
 def style_of(index: int) -> tuple[str, str, str]:
-    """(colour, dash, symbol) of the label at an index."""
+    """(color, dash, symbol) of the label at an index."""
     color, symbol = COLORS[index % len(COLORS)], SYMBOLS[index % len(SYMBOLS)]
     return color, DASHES[index // len(COLORS) % len(DASHES)], symbol
 
 
 def mean_and_range(runs: Sequence[Run], x: str, y: str) -> tuple[Floats, Floats, Floats, Floats]:
-    """Grid, mean, lowest and highest over runs, on the stretch of x that all of them have.
+    """Grid, mean, minimum and maximum over runs, on the range of x that all runs cover.
 
-    Going on past the first run's end would show the mean of the survivors as if it were a jump in loss.
+    Beyond the end of the shortest run, the mean over the remaining runs would look like a jump in loss.
     """
     curves = [curve for curve in (_curve(run, x, y) for run in runs) if curve[0].size]
     if not curves:
@@ -86,7 +87,7 @@ def _curve(run: Run, x: str, y: str) -> tuple[Floats, Floats]:
     known = np.isfinite(table[y])
     xs, ys = table[x][known], table[y][known]
     if y == "loss" and ys.size:
-        width = max(1, round(SMOOTHED_SHARE * ys.size))
+        width = max(1, round(SMOOTHING_FRACTION * ys.size))
         sums = np.cumsum(np.concatenate([[0.0], ys]))
         first = np.maximum(np.arange(1, ys.size + 1) - width, 0)
         ys = (sums[1:] - sums[first]) / (np.arange(1, ys.size + 1) - first)
@@ -101,7 +102,7 @@ def _thinned(values: Floats) -> Floats:
 
 
 def _rounded(values: Floats) -> list[float]:
-    """Six significant digits: a report's size is mostly these numbers."""
+    """Six significant digits. These numbers make up most of a report's size."""
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -139,9 +140,9 @@ def _loss_figure(runs_by_label: RunsByLabel, x: str, y: str, target: Target | No
 def focused_range(
     ranges: Sequence[tuple[Floats, Floats, Floats]], target_value: float | None
 ) -> list[float] | None:
-    """Limits of y that leave the first tenth out: it falls so far that it would flatten all that follows.
+    """Limits of the y axis, without the first tenth of the run, where the loss falls too steeply to show.
 
-    `ranges` holds (grid, lowest, highest) of each label. None: too few points to tell.
+    `ranges` holds (grid, minimum, maximum) per label. Returns None if there are too few points.
     """
     long_enough = [(grid, low, high) for grid, low, high in ranges if grid.size >= 5]
     if not long_enough:
@@ -179,7 +180,7 @@ def _band(label: str, color: str, xs: Floats, low: Floats, high: Floats) -> dict
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": html.escape(f"{label}, lowest to highest"),
+        "name": html.escape(f"{label}, min to max"),
         "meta": label,
         "x": _rounded(np.concatenate([xs, xs[::-1]])),
         "y": _rounded(np.concatenate([high, low[::-1]])),
@@ -191,13 +192,13 @@ def _band(label: str, color: str, xs: Floats, low: Floats, high: Floats) -> dict
 
 
 def _target_figure(runs_by_label: RunsByLabel, analysis: Analysis) -> Figure:
-    """One mark a run: filled where the target was reached, open where the run ended without it."""
+    """One marker per run: filled if the target was reached, open if the run ended without reaching it."""
     traces = []
     for index, (row, runs) in enumerate(zip(analysis.rows, runs_by_label.values(), strict=True)):
         color, _, symbol = style_of(index)
         waits = row.waits["train_s"]
         seconds = np.where(waits.reached, waits.until, [run.train_s for run in runs])
-        # Runs of one label lie side by side in a fixed order, so that equal times do not hide each other.
+        # Offset the runs of a label vertically, so that equal times do not hide each other.
         offsets = np.linspace(-0.25, 0.25, waits.count) if waits.count > 1 else np.zeros(1)
         traces.append(
             {

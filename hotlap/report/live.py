@@ -1,7 +1,7 @@
-"""`hotlap watch`: the report of a run that is still going, served to this machine only and kept up to date.
+"""`hotlap watch`: serves the report of a run while it trains, to this machine only.
 
-The server reads the run directory and nothing else, and answers only on the loopback address and to requests
-that name it: another web page must not read a run through a host name of its own that points here.
+The server reads only the run directory. It listens on the loopback address and checks the Host header, so
+that no other web page can read a run through a host name that resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from urllib.parse import parse_qs, urlsplit
 from hotlap.errors import HotlapError, ReportError
 from hotlap.report.analysis import label_runs
 from hotlap.report.page import build_content, render_page
-from hotlap.runs.reader import load_run
+from hotlap.runs.reader import RunFiles, load_run
 
 LOOPBACK = "127.0.0.1"
 NEWS = "/news.json"
-WATCHED = ("config.json", "environment.json", "metrics.jsonl", "summary.json")
 
 
 class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, directory: Path, port: int = 0) -> None:
-        """Port 0 takes a free one. Fails at once where the directory is not a run."""
+        """Port 0 takes a free one. Raises if the directory is not a run."""
         load_run(directory)
         self.directory = directory
         try:
@@ -43,13 +42,12 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def version(self) -> str:
-        """Changes whenever a file of the run does."""
-        parts = []
-        for name in WATCHED:
-            path = self.directory / name
+        """A text that changes whenever a file of the run does."""
+        run, parts = RunFiles(self.directory), []
+        for path in (run.config_path, run.environment_path, run.metrics_path, run.summary_path):
             if path.exists():
-                facts = path.stat()
-                parts.append(f"{name}-{facts.st_size}-{facts.st_mtime_ns}")
+                stat = path.stat()
+                parts.append(f"{path.name}-{stat.st_size}-{stat.st_mtime_ns}")
         return "_".join(parts)
 
 
@@ -80,7 +78,7 @@ class LiveHandler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, "text/html", page.encode())
 
     def _news(self, known_version: str) -> None:
-        # Taken before reading: lines that arrive meanwhile make the next question find another version.
+        # Before reading: lines that are appended meanwhile change the version, so the next request gets them.
         version = self.server.version()
         if version == known_version:
             self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
@@ -100,4 +98,4 @@ class LiveHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """The terminal is for the address alone."""
+        """Requests are not logged."""

@@ -1,6 +1,6 @@
-"""The few pieces of HTML that the page's sections are made of: numbers, tables, folds, colour swatches.
+"""HTML building blocks of the page's sections: numbers, tables, collapsible parts, color swatches.
 
-Tables whose headers sort are told apart by class; the page's script looks for that class and `data-value`.
+The page's script sorts tables of class `sortable` by the cells' `data-value`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 
 from hotlap.report.figures import style_of
 
-# A cell is its HTML and the value it sorts by (None sorts last, whichever way).
+# A cell: its HTML and the value it is sorted by. None sorts last in both directions.
 Cell = tuple[str, float | str | None]
 
 
@@ -41,7 +41,7 @@ def _cell(text: str, value: float | str | None, *, is_first: bool) -> str:
 
 
 def plain_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Escapes every cell."""
+    """A table that cannot be sorted. Every cell is escaped."""
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in headers)
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(c)}</td>" for c in rest) + "</tr>"
@@ -51,7 +51,7 @@ def plain_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[st
 
 
 def _table(caption: str, head: str, body: str, kind: str) -> str:
-    """Wide tables scroll inside a region that the keyboard can reach."""
+    """A table in a scrollable region that can be focused with the keyboard."""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f'<table class="{kind}"><caption>{escape(caption)}</caption>'
@@ -60,7 +60,7 @@ def _table(caption: str, head: str, body: str, kind: str) -> str:
 
 
 def folded(key: str, title: str, body: str, *, is_open: bool = False) -> str:
-    """A part that opens on demand; its key lets the live page keep it open across an update."""
+    """A collapsible part. The live page uses its key to keep it open across updates."""
     return (
         f'<details data-key="{escape(key)}"{" open" if is_open else ""}><summary>{escape(title)}</summary>'
         f"{body}</details>"

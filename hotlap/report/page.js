@@ -1,10 +1,10 @@
 "use strict";
-// Draws the figures, and answers to the legend, the axis switches, the table headers and, on a live page, news.
+// Draws the figures and handles the legend, the axis switches, table sorting and, on a live page, updates.
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const hidden = new Set();
 const axis = { x: "step", y: "val_loss" };
-// Dragging zooms and a double click goes back; Plotly's bar would add buttons that reach for the network.
+// Drag to zoom, double-click to reset. The mode bar is off because some of its buttons use the network.
 const config = { responsive: true, displayModeBar: false };
 const isTouch = matchMedia("(pointer: coarse)").matches;
 let drawings = Promise.resolve();
@@ -13,7 +13,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// Colours come from the style sheet, so that figures follow it into the dark.
+// Colors come from the style sheet, so that figures follow its dark mode.
 function themed(layout) {
   const line = { gridcolor: color("line"), zerolinecolor: color("line"), linecolor: color("line") };
   return {
@@ -29,7 +29,7 @@ function themed(layout) {
     hovermode: "closest",
     hoverlabel: { bgcolor: color("panel"), font: { color: color("ink") } },
     dragmode: isTouch ? false : "zoom",
-    uirevision: "kept", // zoom survives an update; an axis that changes has its own revision
+    uirevision: "kept", // keep the zoom across updates; the loss axes have their own revision
   };
 }
 
@@ -72,7 +72,7 @@ function sortBy(header) {
 }
 
 function compare(a, b, sign) {
-  if (a === "" || b === "") return (a === "") - (b === ""); // unknown values last, whichever way
+  if (a === "" || b === "") return (a === "") - (b === ""); // unknown values last in both directions
   const [x, y] = [parseNumber(a), parseNumber(b)];
   return sign * (Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y);
 }
@@ -91,7 +91,7 @@ document.addEventListener("click", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 draw();
 
-// A live page asks its server for news; the server answers 204 while there is none.
+// A live page polls its server, which answers 204 if nothing changed.
 const live = document.body.dataset.live;
 const status = document.getElementById("status");
 const shown = {};
@@ -118,14 +118,14 @@ async function refresh() {
   try {
     const answer = await fetch(`${live}?version=${encodeURIComponent(version)}`);
     if (answer.status === 200) {
-      const news = await answer.json();
-      if (news.error) throw new Error(news.error);
-      version = news.version;
-      Object.assign(figures, news.figures);
-      place(news.fragments);
+      const update = await answer.json();
+      if (update.error) throw new Error(update.error);
+      version = update.version;
+      Object.assign(figures, update.figures);
+      place(update.fragments);
       draw();
     }
-    status.textContent = "Live: follows the run as it trains.";
+    status.textContent = "Live: updates while the run trains.";
   } catch (error) {
     status.textContent = `Not updating: ${error.message}`;
   }

@@ -1,14 +1,12 @@
 """One self-contained HTML file for one run or many: figures, statistics, schedules, samples, configuration.
 
-Style, script and Plotly are embedded, and the page's own security policy forbids every request, so that what
-is written today opens anywhere, any time, without a network.
+Styles, scripts and Plotly are embedded, and the page's security policy forbids all network requests: it works
+offline, and will still work when nothing it was made with is available.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from hotlap.errors import ReportError
-from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.files import make_directory, write_atomically, writing
+from hotlap.report.analysis import RunsByLabel, analyze
 from hotlap.report.figures import X_AXES, Y_AXES, build_figures
 from hotlap.report.markup import swatch
 from hotlap.report.sections import build_fragments
@@ -30,8 +29,8 @@ assert Y_BUTTONS.keys() == Y_AXES.keys(), "every y axis needs a button"
 
 
 def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict[str, Any]:
-    """What changes while a run goes on: {"figures": …, "fragments": …}, ready for JSON."""
-    analysis = analyse(runs_by_label, metric)
+    """The parts that change while a run trains: {"figures": …, "fragments": …}, ready for JSON."""
+    analysis = analyze(runs_by_label, metric)
     return {
         "figures": build_figures(runs_by_label, analysis),
         "fragments": build_fragments(runs_by_label, analysis),
@@ -41,7 +40,7 @@ def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict
 def render_page(
     runs_by_label: RunsByLabel, title: str, *, metric: str | None = None, live_url: str | None = None
 ) -> str:
-    """The whole page; with `live_url` it asks that address of its own server for news."""
+    """The whole page. With `live_url` it polls that address on its own server for updates."""
     content = build_content(runs_by_label, metric)
     figures, fragments = content["figures"], content["fragments"]
     template = Template(_asset("page.html"))
@@ -52,7 +51,7 @@ def render_page(
         live=escape(live_url or ""),
         style=_asset("page.css"),
         plotly=get_plotlyjs(),
-        # `<` is the only character with which text could end the script element that holds it.
+        # Without `<`, no text can close the script element that contains it.
         figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
         script=_asset("page.js"),
         legend=_legend(runs_by_label),
@@ -64,28 +63,14 @@ def render_page(
 
 
 def write_report(runs_by_label: RunsByLabel, path: Path, title: str, *, metric: str | None = None) -> None:
-    """Written under a temporary name and moved into place: a reader never sees half a page."""
     page = render_page(runs_by_label, title, metric=metric)
-    write_atomically(path, page.encode())
+    write_file(path, page.encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Nothing locks a report, and two processes may write it at once: each needs a name of its own.
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ReportError(
-            expected=f"a place to write {path}", found=str(error.strerror), do="give another --out"
-        ) from None
+def write_file(path: Path, content: bytes) -> None:
+    with writing(path, ReportError):
+        make_directory(path.parent)
+        write_atomically(path, content)
 
 
 def _asset(name: str) -> str:
@@ -93,7 +78,7 @@ def _asset(name: str) -> str:
 
 
 def _legend(runs_by_label: RunsByLabel) -> str:
-    """A button a label; one label alone has nothing to hide."""
+    """One button per label, if there are several."""
     if len(runs_by_label) == 1:
         return ""
     buttons = "".join(

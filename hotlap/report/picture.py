@@ -1,6 +1,7 @@
-"""The main plot as a PNG, for a README. Drawn by matplotlib (the `png` extra), so that no browser is needed.
+"""The loss figure as a PNG, for example for a README. Drawn with matplotlib (https://matplotlib.org), which
+the `png` extra installs.
 
-It shows what the page's first figure shows by training time: mean and range of each label, and the target.
+It shows the same as the page's first figure over training time: mean and range of each label, and the target.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.errors import ReportError
-from hotlap.report.analysis import RunsByLabel, analyse
+from hotlap.report.analysis import RunsByLabel, analyze
 from hotlap.report.figures import X_AXES, Y_AXES, focused_range, mean_and_range, style_of
-from hotlap.report.page import write_atomically
+from hotlap.report.page import write_file
 
 LINESTYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 
@@ -22,9 +23,11 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ReportError(
-            expected="matplotlib for a PNG", found="none", do="install it with `pip install 'hotlap[png]'`"
+            expected="matplotlib, to write a PNG",
+            found="no such package",
+            do="install it with `pip install 'hotlap[png]'`",
         ) from None
-    analysis = analyse(runs_by_label)
+    analysis = analyze(runs_by_label)
     if analysis.target:
         y = analysis.target.field
     else:
@@ -41,9 +44,9 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     buffer = io.BytesIO()
-    # Without date and version in the file, the same runs give the same bytes.
+    # Without metadata such as the software version, the same runs give a byte-identical file.
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+    write_file(path, buffer.getvalue())
 
 
 def _draw_curves(axes: Any, runs_by_label: RunsByLabel, y: str, target_value: float | None) -> None:
@@ -60,5 +63,5 @@ def _draw_curves(axes: Any, runs_by_label: RunsByLabel, y: str, target_value: fl
 
 
 def _plain(text: str) -> str:
-    """A dollar sign would start a formula."""
+    """Escape dollar signs, which would start a formula."""
     return text.replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""The page's text and tables as HTML fragments, one function a section. All text passes through `escape`.
+"""The page's text and tables as HTML fragments, one function per section. All text passes through `escape`.
 
-A section that has nothing to show says so in a sentence. The live page replaces fragments one by one, so
-that each stands on its own and keeps nothing but what its arguments say.
+A section without content says so in one sentence. Fragments are independent of each other, because the live
+page replaces them one at a time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def headline(runs_by_label: RunsByLabel) -> str:
 
 def verdicts(analysis: Analysis) -> str:
     if not analysis.has_comparison:
-        return "<p>No verdict: a comparison needs runs of two recipes or more.</p>"
+        return "<p>No verdict: a comparison needs runs of at least two recipes.</p>"
     baseline = escape(analysis.rows[0].label)
     items = "".join(
         f'<li class="{row.verdict.outcome.replace(" ", "-")}">{swatch(i)}<b>{escape(row.label)}</b> '
@@ -82,16 +82,14 @@ def verdicts(analysis: Analysis) -> str:
         if row.verdict
     )
     return (
-        f"<p>{escape(analysis.metric.name.capitalize())}, each against {swatch(0)}<b>{baseline}</b>:</p>"
+        f"<p>{escape(analysis.metric.name.capitalize())}, compared with {swatch(0)}<b>{baseline}</b>:</p>"
         f'<ul class="verdicts">{items}</ul>'
     )
 
 
 def statistics(analysis: Analysis) -> str:
     if sum(row.runs for row in analysis.rows) < 2:
-        return (
-            "<p>One run has no statistics: train more seeds, or another recipe, and report them together.</p>"
-        )
+        return "<p>No statistics for a single run: report it together with other seeds or recipes.</p>"
     described = [
         metric for metric in (BPB, LOSS) if any(row.values[metric.key].count for row in analysis.rows)
     ]
@@ -104,16 +102,16 @@ def statistics(analysis: Analysis) -> str:
     percent = f"{100 * CONFIDENCE:g} %"
     target = (
         f" “p, mean ≤ {analysis.target.value:g}” is the one-sided test of the final {analysis.target.kind};"
-        f" this field accepts a record below {TARGET_ALPHA:g}. It is left out where a run stopped at the"
-        " target, which puts it below whatever the recipe is worth. Where a run did not reach the"
-        " target, a median over all runs stands in place of the mean: a run that is over never arrives, any"
-        " other counts as still on its way."
+        f" a speedrun record requires p below {TARGET_ALPHA:g}. It is omitted if a run stopped at the target,"
+        " because stopping there biases the final value. If some runs did not reach the target, the time is"
+        " the median over all runs instead of the mean: a finished run counts as never reaching it, an"
+        " unfinished run as not having reached it yet."
         if analysis.target
         else ""
     )
     note = (
-        f"<p class=quiet>Mean ± standard deviation, and below it the {percent} confidence interval of the"
-        f" mean. The verdict goes by {escape(analysis.metric.name)} alone.{target}</p>"
+        f"<p class=quiet>Mean ± standard deviation, with the {percent} confidence interval of the mean below."
+        f" The verdict depends on {escape(analysis.metric.name)} only.{target}</p>"
     )
     return sortable_table("Statistics by recipe", headers, rows) + note
 
@@ -129,7 +127,7 @@ def _statistics_row(index: int, row: Row, analysis: Analysis, described: Sequenc
     if not analysis.has_comparison:
         return cells
     if row.verdict is None:
-        return [*cells, *[("–", None)] * 4, ("compared with", None)]
+        return [*cells, *[("–", None)] * 4, ("baseline", None)]
     difference, metric = row.verdict.difference, analysis.metric
     g, low, high = row.verdict.effect
     return [
@@ -161,13 +159,13 @@ def _summary_cell(summary: Summary, metric: Metric) -> Cell:
 
 
 def _wait_cell(waits: Waits, metric: Metric) -> Cell:
-    """The mean where every run got there, else the median, which needs only half of them."""
+    """The mean if every run reached the target, otherwise the median, which needs only half of them."""
     if waits.all_reached:
         return _summary_cell(stats.summarize(waits.until), metric)
     median, low, high = stats.median_wait(waits)
     reached = f"reached by {int(waits.reached.sum())} of {waits.count}"
     if not math.isfinite(median):
-        return f"not known<small>{reached}</small>", math.inf
+        return f"unknown<small>{reached}</small>", math.inf
     upper = metric.format(high) if math.isfinite(high) else "?"
     return f"median {metric.format(median)}<small>{metric.format(low)} to {upper}; {reached}</small>", median
 
@@ -201,7 +199,7 @@ def runs_table(runs_by_label: RunsByLabel) -> str:
 
 
 def _by_content(runs_by_label: RunsByLabel, content: Mapping[str, str]) -> dict[str, list[str]]:
-    """{content: the labels that have it}."""
+    """Group labels by equal content: {content: labels}."""
     groups: dict[str, list[str]] = {}
     for label in runs_by_label:
         groups.setdefault(content[label], []).append(label)
@@ -219,7 +217,7 @@ def routing(runs_by_label: RunsByLabel) -> str:
 def _routing_table(run: Run) -> str:
     entries = run.environment.get("routing")
     if not isinstance(entries, list) or not entries:
-        return "<p>The run has not recorded its routing.</p>"
+        return "<p>The routing has not been recorded.</p>"
     rows = [
         [
             str(entry.get("parameter", "")),
@@ -261,7 +259,7 @@ def configuration(runs_by_label: RunsByLabel) -> str:
         return whole
     changes = settings_that_differ(runs_by_label)
     if not changes:
-        return "<p>No setting differs but the seed.</p>" + whole
+        return "<p>No settings differ except the seed.</p>" + whole
     table = plain_table(
         "Settings that differ",
         ["setting", *labels],
@@ -278,7 +276,7 @@ def environment(runs_by_label: RunsByLabel) -> str:
         return "<p>The environment has not been recorded.</p>"
     rows = []
     for name in names:
-        # Each value once, in the order of the runs; hundreds of start times are of no use here.
+        # List distinct values in the order of the runs, and only the first few.
         values = list(dict.fromkeys(facts.get(name, "–") for facts in flat))
         more = f" and {len(values) - 3} more" if len(values) > 3 else ""
         rows.append([name, "; ".join(values[:3]) + more])

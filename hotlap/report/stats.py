@@ -1,8 +1,8 @@
-"""The tests behind a verdict, as pure functions on arrays: did a change help, or was it a lucky seed?
+"""The statistical tests behind a verdict, as pure functions on arrays.
 
-SciPy has the distributions and the tests; what it lacks (Holm, Hedges' g with an interval, required seeds)
-stands here. A test that the data do not allow (one run, no spread at all) gives nan, never a guess.
-Differences are candidate minus baseline.
+SciPy (https://scipy.org) provides the distributions and the basic tests. This file adds Holm's adjustment,
+Hedges' g with a confidence interval, and the required number of seeds. A test that the data do not allow (one
+run, or no spread) returns nan. Differences are candidate minus baseline.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from hotlap.runs.reader import Floats
 
 CONFIDENCE = 0.95
 ALPHA = 0.05  # two-sided, over all comparisons of a race
-TARGET_ALPHA = 0.01  # one-sided: the level at which this field accepts "mean loss ≤ target"
+TARGET_ALPHA = 0.01  # one-sided: the level required of a speedrun record for "mean loss ≤ target"
 POWER = 0.8
-# Beyond this many seeds the honest answer is "very many", not a number.
-MOST_SEEDS = 200
-MOST_RELABELLINGS = 20_000
+MOST_SEEDS = 200  # larger requirements are reported as "more than"
+MOST_PERMUTATIONS = 20_000  # of the exact log-rank test
 QUADRATURE_NODES = 200
 
 Values = Sequence[float] | Floats
@@ -36,7 +35,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation and confidence interval of the mean; nan where one run gives none."""
+    """Mean, standard deviation and confidence interval of the mean. nan where undefined."""
 
     count: int
     mean: float
@@ -47,7 +46,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means, with its confidence interval and the two-sided p-value of the named test."""
+    """The difference of two means, its confidence interval, and the two-sided p-value of the named test."""
 
     test: str
     mean: float
@@ -66,12 +65,12 @@ def summarize(values: Values) -> Summary:
 
 
 def _has_spread(*samples: Floats) -> bool:
-    """Whether values differ by more than rounding; without spread a t statistic means nothing."""
+    """Whether values differ by more than rounding error. Without spread the t statistic is undefined."""
     return any(np.ptp(x) > 1e-12 * max(1.0, float(np.abs(x).max())) for x in samples)
 
 
 def welch(baseline: Values, candidate: Values) -> Difference:
-    """Two independent samples whose variances may differ."""
+    """Welch's t test: two independent samples with unequal variances."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     mean = float(b.mean() - a.mean()) if a.size and b.size else NAN
     if min(a.size, b.size) < 2 or not _has_spread(a, b):
@@ -82,9 +81,9 @@ def welch(baseline: Values, candidate: Values) -> Difference:
 
 
 def paired(baseline: Values, candidate: Values) -> Difference:
-    """The same seeds in the same order: only the differences count."""
+    """Paired t test: both samples have the same seeds in the same order."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    assert a.size == b.size, "pairs need equally many values"
+    assert a.size == b.size, f"pairs need equal sizes, found {a.size} and {b.size}"
     mean = float((b - a).mean()) if a.size else NAN
     if a.size < 2 or not _has_spread(b - a):
         return Difference("paired t", mean, NAN, NAN, NAN)
@@ -94,7 +93,7 @@ def paired(baseline: Values, candidate: Values) -> Difference:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment; a p that is nan counts as one comparison and stays nan."""
+    """Holm's step-down adjustment. A nan counts as a comparison and stays nan."""
     ps = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(ps)  # nan last
     adjusted = np.full(ps.size, NAN)
@@ -108,7 +107,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_below(values: Values, target: float) -> float:
-    """p of the one-sided test: small when the mean is below `target` beyond the luck of the seeds."""
+    """p-value of the one-sided t test of "mean < target"."""
     x = np.asarray(values, dtype=np.float64)
     if x.size < 2 or not _has_spread(x):
         return NAN
@@ -116,7 +115,7 @@ def mean_below(values: Values, target: float) -> float:
 
 
 def hedges_g(baseline: Values, candidate: Values) -> tuple[float, float, float]:
-    """Difference in pooled standard deviations, without small-sample bias, and its confidence interval."""
+    """Hedges' g: the difference in pooled standard deviations, bias-corrected, with confidence interval."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     if min(a.size, b.size) < 2 or not _has_spread(a, b):
         return NAN, NAN, NAN
@@ -128,9 +127,9 @@ def hedges_g(baseline: Values, candidate: Values) -> tuple[float, float, float]:
         freedom / 2
     )
 
-    # t follows a noncentral t whose centre is the true effect / scale: the interval holds the centres for
-    # which this t is in neither tail.
-    def centre(tail: float) -> float:
+    # t follows a noncentral t distribution with noncentrality (true effect / scale). The confidence interval
+    # contains the noncentralities for which the observed t is in neither tail.
+    def center(tail: float) -> float:
         reach = 8 * math.sqrt(1 + t * t / freedom)
         return float(
             optimize.brentq(
@@ -138,38 +137,41 @@ def hedges_g(baseline: Values, candidate: Values) -> tuple[float, float, float]:
             )
         )
 
-    low, high = centre((1 + CONFIDENCE) / 2), centre((1 - CONFIDENCE) / 2)
+    low, high = center((1 + CONFIDENCE) / 2), center((1 - CONFIDENCE) / 2)
     return unbiased * t * scale, unbiased * low * scale, unbiased * high * scale
 
 
-def noncentral_t_below(t: float, freedom: int, centre: float) -> float:
-    """P(T ≤ t): the mean of Φ(t·s − centre) over the spread s that a sample may show.
+def noncentral_t_below(t: float, freedom: int, center: float) -> float:
+    """P(T ≤ t) of the noncentral t distribution: E[Φ(t·s − center)] over s = √(χ²/freedom).
 
-    SciPy's own `nct` gives nan for one in ten ordinary arguments (version 1.17).
+    SciPy's `nct` (1.17) returns nan for about one in ten ordinary arguments.
     """
     spreads, weights = _spread_quadrature(freedom)
-    return float(weights @ special.ndtr(t * spreads - centre))
+    return float(weights @ special.ndtr(t * spreads - center))
 
 
 @functools.lru_cache(maxsize=1024)
 def _spread_quadrature(freedom: int) -> tuple[Floats, Floats]:
-    """Nodes and weights for a mean over s = √(χ²/freedom): Gauss-Legendre on its quantiles."""
+    """Nodes and weights for the expectation over s = √(χ²/freedom): Gauss-Legendre on its quantiles."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     spreads = np.sqrt(special.chdtri(freedom, (1 - nodes) / 2) / freedom)
     return spreads, weights / 2
 
 
 def power(effect: float, count: int, alpha: float, *, is_paired: bool = False) -> float:
-    """Of the two-sided t test with `count` runs a recipe. `effect`: true difference over the spread of one
-    run or, where paired, of one pair's difference."""
+    """Power of the two-sided t test with `count` runs per recipe.
+
+    effect: the true difference divided by the standard deviation of a run or, if paired, of a pair's
+    difference.
+    """
     freedom = count - 1 if is_paired else 2 * (count - 1)
-    centre = abs(effect) * math.sqrt(count if is_paired else count / 2)
+    center = abs(effect) * math.sqrt(count if is_paired else count / 2)
     critical = float(special.stdtrit(freedom, 1 - alpha / 2))
-    return 1 - noncentral_t_below(critical, freedom, centre) + noncentral_t_below(-critical, freedom, centre)
+    return 1 - noncentral_t_below(critical, freedom, center) + noncentral_t_below(-critical, freedom, center)
 
 
 def seeds_needed(effect: float, alpha: float = ALPHA, *, is_paired: bool = False) -> int | None:
-    """The fewest runs a recipe that find an effect with the usual power; None: more than MOST_SEEDS."""
+    """The fewest runs per recipe that reach POWER for this effect. None: more than MOST_SEEDS."""
     if not power(effect, MOST_SEEDS, alpha, is_paired=is_paired) >= POWER:  # nan included
         return None
     counts = range(2, MOST_SEEDS + 1)
@@ -180,9 +182,9 @@ def seeds_needed(effect: float, alpha: float = ALPHA, *, is_paired: bool = False
 
 @dataclass(frozen=True)
 class Waits:
-    """Time (or tokens) to target of several runs; where not reached, how long a run counts as on its way."""
+    """Time or tokens to target of several runs, as right-censored data."""
 
-    until: Floats
+    until: Floats  # when the target was reached or, if it was not, when observation ended
     reached: npt.NDArray[np.bool_]
 
     @property
@@ -195,11 +197,11 @@ class Waits:
 
 
 def median_wait(waits: Waits) -> tuple[float, float, float]:
-    """Kaplan-Meier median and its confidence interval; inf: beyond what the runs can tell."""
+    """Kaplan-Meier median and its confidence interval. inf: not determined by these runs."""
     if not waits.reached.any():
         return math.inf, float(waits.until.min()) if waits.count else NAN, math.inf
     survival = stats.ecdf(_censored(waits)).sf
-    with warnings.catch_warnings():  # SciPy warns that the interval does not exist where survival is 1 or 0
+    with warnings.catch_warnings():  # SciPy warns that there is no interval where survival is 1 or 0
         warnings.simplefilter("ignore", RuntimeWarning)
         bounds = survival.confidence_interval(confidence_level=CONFIDENCE, method="log-log")
 
@@ -220,24 +222,24 @@ def _censored(waits: Waits) -> stats.CensoredData:
 
 
 def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
-    """(p, hazard ratio): a ratio above 1 means that the candidate reaches the target sooner.
+    """(p, hazard ratio) of the log-rank test. A ratio above 1 means that the candidate is faster.
 
-    The chi-squared approximation calls equal recipes different twice too often at three runs each, so few
-    runs get the exact p: the share of all ways to hand out the labels that are as uneven as this one.
+    At three runs each, the chi-squared approximation has twice the nominal false-positive rate. Few runs
+    therefore get the exact permutation p: the fraction of relabelings that are at least as extreme.
     """
     if min(baseline.count, candidate.count) < 2:
         return NAN, NAN
     until = np.concatenate([candidate.until, baseline.until])
     reached = np.concatenate([candidate.reached, baseline.reached])
-    hazard = _cumulative_hazard(until, reached)  # arrivals that each run should have had by its time
+    hazard = _cumulative_hazard(until, reached)  # expected events per run
     expected, others_expected = hazard[: candidate.count].sum(), hazard[candidate.count :].sum()
-    if not (expected and others_expected):  # no arrivals, or one side had left before them
+    if not (expected and others_expected):  # no events, or one side was censored before all of them
         return NAN, NAN
-    surplus = reached - hazard
-    if math.comb(until.size, candidate.count) <= MOST_RELABELLINGS:
-        labellings = np.array(list(itertools.combinations(range(until.size), candidate.count)))
-        uneven = np.abs(surplus[labellings].sum(axis=1))
-        p = float(np.mean(uneven >= abs(surplus[: candidate.count].sum()) - 1e-9))
+    residuals = reached - hazard
+    if math.comb(until.size, candidate.count) <= MOST_PERMUTATIONS:
+        relabelings = np.array(list(itertools.combinations(range(until.size), candidate.count)))
+        statistics = np.abs(residuals[relabelings].sum(axis=1))
+        p = float(np.mean(statistics >= abs(residuals[: candidate.count].sum()) - 1e-9))
     else:
         p = float(stats.logrank(_censored(candidate), _censored(baseline)).pvalue)
     observed, others = float(candidate.reached.sum()), float(baseline.reached.sum())
@@ -247,22 +249,22 @@ def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
 
 
 def _cumulative_hazard(until: Floats, reached: npt.NDArray[np.bool_]) -> Floats:
-    """Nelson-Aalen over all runs together, at each run's own time."""
-    moments = np.unique(until[reached])
-    arrivals = (reached & (until == moments[:, None])).sum(axis=1)
-    still_running = (until >= moments[:, None]).sum(axis=1)
-    return np.asarray((arrivals / still_running) @ (until >= moments[:, None]), dtype=np.float64)
+    """Nelson-Aalen estimate over all runs together, at each run's own time."""
+    times = np.unique(until[reached])
+    events = (reached & (until == times[:, None])).sum(axis=1)
+    at_risk = (until >= times[:, None]).sum(axis=1)
+    return np.asarray((events / at_risk) @ (until >= times[:, None]), dtype=np.float64)
 
 
-def seeds_needed_for_waits(hazard_ratio: float, reached_share: float, alpha: float = ALPHA) -> int | None:
-    """Schoenfeld's count of arrivals, as runs a recipe; None: more than MOST_SEEDS, or nothing to go by."""
-    if math.isnan(hazard_ratio) or hazard_ratio == 1 or reached_share <= 0:
+def seeds_needed_for_waits(hazard_ratio: float, reached_fraction: float, alpha: float = ALPHA) -> int | None:
+    """Runs per recipe by Schoenfeld's formula. None: more than MOST_SEEDS, or undefined."""
+    if math.isnan(hazard_ratio) or hazard_ratio == 1 or reached_fraction <= 0:
         return None
-    # Runs a recipe whose most uneven order is rare enough for the exact test.
+    # The fewest runs per recipe with which the exact test can reach `alpha` at all.
     fewest = next(count for count in itertools.count(2) if 2 / math.comb(2 * count, count) < alpha)
     if hazard_ratio in (0, math.inf):
         return fewest
     quantiles = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
-    arrivals = 4 * (quantiles / math.log(hazard_ratio)) ** 2
-    runs = max(fewest, math.ceil(arrivals / (2 * reached_share)))
+    events = 4 * (quantiles / math.log(hazard_ratio)) ** 2
+    runs = max(fewest, math.ceil(events / (2 * reached_fraction)))
     return runs if runs <= MOST_SEEDS else None

@@ -1,8 +1,7 @@
-"""From test results to words. There are exactly three outcomes: helps, hurts, no evidence either way.
+"""Turn test results into one of three verdicts: helps, hurts, or no evidence either way.
 
-"Helps" and "hurts" need a Holm-adjusted p below the level; a difference that has not passed the test is never
-called better. An undecided comparison says how many more seeds would decide it if the difference seen so far
-were the true one.
+"Helps" and "hurts" require a Holm-adjusted p below ALPHA. "No evidence" comes with the number of additional
+seeds that would decide the comparison if the observed difference were the true one.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class Metric:
 class Verdict:
     outcome: Outcome
     words: str
-    difference: Difference  # candidate minus baseline; test and p also where the means mean nothing
+    difference: Difference  # candidate minus baseline; for a log-rank test only `test` and `p` are defined
     p_adjusted: float
     effect: tuple[float, float, float]  # Hedges' g and its interval
-    more_seeds: int | None  # None: decided, or more than anyone would run
+    more_seeds: int | None  # None: decided, or more than MOST_SEEDS
 
 
 def judge(
     metric: Metric, baseline: Values, candidates: Sequence[Values], pairs: Sequence[bool]
 ) -> list[Verdict]:
-    """Each candidate against the baseline. `pairs[i]`: candidate i has the baseline's seeds, in its order."""
+    """Compare each candidate with the baseline. `pairs[i]`: candidate i has the same seeds, in order."""
     differences = [
         stats.paired(baseline, candidate) if is_paired else stats.welch(baseline, candidate)
         for candidate, is_paired in zip(candidates, pairs, strict=True)
@@ -74,7 +73,7 @@ def judge(
 def judge_waits(
     metric: Metric, baseline: Waits, candidates: Sequence[Waits], pairs: Sequence[bool]
 ) -> list[Verdict]:
-    """As `judge`, for time or tokens to a target; with a run that never got there, all by log-rank test."""
+    """Like `judge`, for time or tokens to target. If any run missed the target, all use the log-rank test."""
     if all(waits.all_reached for waits in (baseline, *candidates)):
         return judge(metric, baseline.until, [waits.until for waits in candidates], pairs)
     results = [stats.log_rank(baseline, candidate) for candidate in candidates]

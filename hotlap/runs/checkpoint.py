@@ -1,14 +1,13 @@
-"""The checkpoint store: plain tensors and plain JSON in, the same bits out, whatever happens in between.
+"""The checkpoint store: tensors and JSON are saved, and come back bit for bit.
 
-A checkpoint is a directory `step-000125` with one safetensors file for each group of tensors, `state.json`,
-and `manifest.json` with the size and SHA-256 of each. It is filled under a hidden name, synced and renamed,
-so a killed process or a full disk leaves the earlier ones as they were. Nothing is ever unpickled. One
-process at a time may save into a directory: the run's lock sees to that.
+A checkpoint is a directory `step-000125` with one safetensors file per group of tensors, `state.json`, and
+`manifest.json` with the size and SHA-256 of each file. It is written atomically: a killed process or a full
+disk leaves the earlier checkpoints as they were. Pickle is never used. Only one process may save into a
+directory at a time, which the lock of the run ensures.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -24,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hotlap.errors import CheckpointError
-from hotlap.files import sync
-from hotlap.runs.durable import make_directory, writing
+from hotlap.files import atomic_directory, file_sha256, make_directory, sync, writing
+from hotlap.json_files import seal, unseal
 
 FORMAT = "hotlap-checkpoint"
 VERSION = 1
@@ -33,11 +32,12 @@ MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSOR_SUFFIX = ".safetensors"
 
-# Hidden names are work in progress: never read, and removed by the next save.
-WRITING_PREFIX = ".writing-"
+# Directories that a killed process may leave: an incomplete checkpoint (`.writing-` in earlier versions), or
+# one that was being removed. They are never read, and the next save removes them.
 REMOVING_PREFIX = ".removing-"
-# A complete checkpoint that a new one of the same step is about to replace. It stands for its step while the
-# new one is not there yet, so that no moment is without a checkpoint.
+LEFTOVER_PREFIXES = (".step-", ".writing-", REMOVING_PREFIX)
+# A complete checkpoint that is about to be replaced by a new one of the same step. It counts as the
+# checkpoint of its step until the new one is in place, so that there is always a complete one.
 REPLACED_SUFFIX = ".replaced"
 STEP_NAME = re.compile(rf"step-(\d{{6,}})({re.escape(REPLACED_SUFFIX)})?")
 
@@ -52,50 +52,42 @@ class Checkpoint:
 def save(
     directory: Path, checkpoint: Checkpoint, *, keep: int, keep_best: bool = True, metric: str = "val_loss"
 ) -> Path:
-    """Save, then remove all but the newest `keep` and, with `keep_best`, the one of lowest `state[metric]`.
+    """Save a checkpoint, then remove all but the newest `keep` and, with `keep_best`, the best one.
 
-    Afterwards this one is the newest: those of later steps belong to a history that the run has left by
-    resuming from before them, and are removed too. A checkpoint whose `state` has no finite `metric` is never
-    the best, so `metric` should be there only when it was measured at that very step.
+    The best one has the lowest finite `state[metric]`, so `metric` should be there only if it was measured at
+    that very step. Checkpoints of later steps are removed too: they belong to a history that the run left by
+    resuming from an earlier step.
     """
-    assert keep >= 1, f"a store keeps at least the checkpoint it just saved, not {keep}"
+    assert keep >= 1, f"the checkpoint that was just saved is kept, so keep must be at least 1, not {keep}"
     path = directory / f"step-{checkpoint.step:06d}"
-    work = directory / f"{WRITING_PREFIX}{path.name}"
-    with writing(path, also=(SafetensorError,)):
+    with writing(path, CheckpointError, also=(SafetensorError,)):
         make_directory(directory)
         _remove_leftovers(directory)
-        try:
-            _fill(work, checkpoint)
-            if path.exists():
-                path.rename(path.with_name(path.name + REPLACED_SUFFIX))
-            work.rename(path)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        sync(directory)
-    with writing(directory):
+        with atomic_directory(path, keep_replaced_as=path.with_name(path.name + REPLACED_SUFFIX)) as work:
+            _write_files(work, checkpoint)
+    with writing(directory, CheckpointError):
         found = {step: place for step, place in stored(directory).items() if step <= checkpoint.step}
         kept = set(list(found.values())[-keep:])
         if keep_best and (lowest := _best(found, metric)):
             kept.add(lowest)
-        _remove(directory, [place for _, place in _places(directory) if place not in kept])
+        _remove(directory, [place for _, place in _complete(directory) if place not in kept])
     return path
 
 
 def discard_after(directory: Path, step: int) -> list[Path]:
-    """Remove the checkpoints of later steps, as a run does that resumes from `step`; returns what went."""
+    """Remove the checkpoints of steps after `step`, from which a run is resumed; returns their paths."""
     if not directory.is_dir():
         return []
-    with writing(directory):
+    with writing(directory, CheckpointError):
         _remove_leftovers(directory)
-        later = [place for number, place in _places(directory) if number > step]
+        later = [place for number, place in _complete(directory) if number > step]
         _remove(directory, later)
     return later
 
 
 def stored(directory: Path) -> dict[int, Path]:
-    """{step: path} of the complete checkpoints, in order of steps. Their content is not verified."""
-    return dict(_places(directory)) if directory.is_dir() else {}
+    """{step: path} of the complete checkpoints by step. Their content is not verified."""
+    return dict(_complete(directory)) if directory.is_dir() else {}
 
 
 def latest(directory: Path) -> Path:
@@ -105,18 +97,18 @@ def latest(directory: Path) -> Path:
         raise CheckpointError(
             expected=f"a checkpoint in {directory}",
             found="none",
-            do="start the run anew, or give the path of a checkpoint directory such as step-000125",
+            do="start the run again, or give the path of a checkpoint directory such as step-000125",
         )
     return list(found.values())[-1]
 
 
 def best(directory: Path, metric: str = "val_loss") -> Path | None:
-    """The checkpoint with the lowest `state[metric]`, the later one of equals; none if none was measured."""
+    """The checkpoint with the lowest `state[metric]`, the latest of equals; None if none was measured."""
     return _best(stored(directory), metric)
 
 
 def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
-    """A checkpoint with every byte verified; only the named `groups` of tensors, or all."""
+    """A checkpoint with the checksums of its files verified; all groups of tensors, or those named."""
     manifest = _read_manifest(path)
     for name in manifest["files"]:
         if groups is None or name == STATE_NAME or name.removesuffix(TENSOR_SUFFIX) in groups:
@@ -139,49 +131,44 @@ def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
 
 
 def load_latest(directory: Path, *, fallback: bool = False) -> tuple[Checkpoint, list[CheckpointError]]:
-    """The newest checkpoint. A damaged one is an error, or with `fallback` passed over for the next older.
+    """The newest checkpoint. If it is damaged, raise, or with `fallback` load the newest undamaged one.
 
-    Returns the checkpoint and what was wrong with each newer one; nothing is passed over unmentioned.
+    Returns the checkpoint and the damage of each newer one.
     """
     latest(directory)
-    passed_over: list[CheckpointError] = []
+    skipped: list[CheckpointError] = []
     for path in reversed(stored(directory).values()):
         try:
-            return load(path), passed_over
+            return load(path), skipped
         except CheckpointError as damage:
             if not fallback:
                 raise
-            passed_over.append(damage)
+            skipped.append(damage)
     raise CheckpointError(
         expected=f"an undamaged checkpoint in {directory}",
-        found=f"{len(passed_over)} damaged, the newest by {passed_over[0].found}",
-        do="restore one from a backup or start the run anew",
+        found=f"{len(skipped)} damaged, the newest by {skipped[0].found}",
+        do="restore one from a backup or start the run again",
     )
 
 
-def _fill(work: Path, checkpoint: Checkpoint) -> None:
-    """Write every file of a checkpoint into a new directory `work`, the manifest last, all of it synced."""
-    work.mkdir()
-    # JSON's own extension for NaN and infinity is wanted here: state comes back as it was.
+def _write_files(work: Path, checkpoint: Checkpoint) -> None:
     state_path = work / STATE_NAME
+    # With JSON's extension for NaN and infinity, so that every number comes back.
     state_path.write_text(json.dumps(checkpoint.state, indent=1))
     paths = [state_path]
     for group, tensors in checkpoint.tensors.items():
-        assert re.fullmatch(r"\w+", group), f"a group names a file: letters and digits only, not {group!r}"
+        assert re.fullmatch(r"\w+", group), f"a group is a file name of letters and digits, not {group!r}"
         path = work / f"{group}{TENSOR_SUFFIX}"
         save_file(_separate(tensors), path)
-        shutil.copymode(state_path, path)  # safetensors writes for the owner alone, whatever the umask says
+        shutil.copymode(state_path, path)  # safetensors makes files for the owner alone, whatever the umask
         paths.append(path)
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths}
     content = {"format": FORMAT, "version": VERSION, "step": checkpoint.step, "files": files}
-    manifest_path = work / MANIFEST_NAME
-    manifest_path.write_bytes(_seal(content))
-    for path in (*paths, manifest_path, work):
-        sync(path)
+    (work / MANIFEST_NAME).write_bytes(seal(content, json.dumps))
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, contiguous, no two in one storage: safetensors refuses anything else."""
+    """The tensors on the CPU, contiguous and each with its own storage, as safetensors requires."""
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -191,17 +178,6 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(plain.untyped_storage().data_ptr())
         separate[name] = plain
     return separate
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _seal(content: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes: JSON with the checksum of the rest of it."""
-    checksum = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    return (json.dumps({**content, "checksum": checksum}, indent=1) + "\n").encode()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -217,13 +193,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _damage(place, error.strerror or str(error)) from error
     try:
-        content = json.loads(sealed)
-        del content["checksum"]
-        whole = _seal(content) == sealed  # every byte: what was written is what this writes again
-    except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise _damage(place, "content that does not match its own checksum")
+        content = unseal(sealed, json.dumps)
+        if seal(content, json.dumps) != sealed:
+            raise ValueError("other white space")
+    except ValueError as error:
+        raise _damage(place, str(error)) from error
     if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
         raise CheckpointError(
             expected=f"{FORMAT} version {VERSION} in {place}",
@@ -237,12 +211,12 @@ def _verify(path: Path, manifest: Mapping[str, Any]) -> None:
     recorded = manifest["files"][path.name]
     try:
         size = path.stat().st_size
-        if size != recorded["bytes"]:
-            raise _damage(path, f"{size} bytes instead of {recorded['bytes']}")
-        if _sha256(path) != recorded["sha256"]:
-            raise _damage(path, "content that does not match its checksum")
     except OSError as error:
         raise _damage(path, error.strerror or str(error)) from error
+    if size != recorded["bytes"]:
+        raise _damage(path, f"{size} bytes instead of {recorded['bytes']}")
+    if file_sha256(path, CheckpointError) != recorded["sha256"]:
+        raise _damage(path, "content that does not match its checksum")
 
 
 def _damage(path: Path, what: str) -> CheckpointError:
@@ -253,8 +227,8 @@ def _damage(path: Path, what: str) -> CheckpointError:
     )
 
 
-def _places(directory: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every complete checkpoint in order of steps; of one step, the replaced one first."""
+def _complete(directory: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every complete checkpoint by step; of the same step, the replaced one comes first."""
     places = []
     for path in directory.iterdir():
         match = STEP_NAME.fullmatch(path.name)
@@ -269,14 +243,14 @@ def _best(found: Mapping[int, Path], metric: str) -> Path | None:
         try:
             value = load(path, groups=()).state.get(metric)
         except CheckpointError:
-            continue  # damaged: it says so to whoever loads it, and is not worth keeping as the best
+            continue  # damaged: not worth keeping as the best; loading it says so
         if isinstance(value, (int, float)) and math.isfinite(value):
             measured.append((value, -step, path))
     return min(measured)[2] if measured else None
 
 
 def _remove(directory: Path, paths: Collection[Path]) -> None:
-    """Remove checkpoints so that none of them is ever there in part under its own name."""
+    """Remove checkpoints, each renamed first, so that an incomplete one never has a checkpoint's name."""
     doomed = [path.rename(path.with_name(f"{REMOVING_PREFIX}{path.name}")) for path in paths]
     if doomed:
         sync(directory)
@@ -285,9 +259,9 @@ def _remove(directory: Path, paths: Collection[Path]) -> None:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove what killed saves left: work in progress, and replaced checkpoints whose successor is there."""
+    """Remove what killed processes left: incomplete checkpoints, and replaced ones with a successor."""
     for path in directory.iterdir():
-        if path.name.startswith((WRITING_PREFIX, REMOVING_PREFIX)):
+        if path.name.startswith(LEFTOVER_PREFIXES):
             shutil.rmtree(path)
     current = set(stored(directory).values())
-    _remove(directory, [place for _, place in _places(directory) if place not in current])
+    _remove(directory, [place for _, place in _complete(directory) if place not in current])

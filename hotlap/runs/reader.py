@@ -1,43 +1,130 @@
-"""Reads run directories into plain dataclasses: the configuration, the curves, the samples, the summary.
+"""The one reader of run directories: `config.json`, `environment.json`, `metrics.jsonl`, `summary.json`.
 
-Only the files that the trainer writes are read, never a checkpoint. A run that is still going has no summary
-and may end in half a line, which is left out and noted; any other line that cannot be read is an error that
-names file and line.
+`RunFiles` reads one file at a time; `load_run` reads all of them into arrays, for reports. Checkpoints are
+not read here, and torch is not needed. A process that was killed leaves at most an incomplete last line in
+`metrics.jsonl`, which is skipped and noted; any other damage is an error that names the file and the line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hotlap.config import Config
-from hotlap.errors import HotlapError, ReportError
+from hotlap.errors import CheckpointError, HotlapError, ReportError
+from hotlap.files import reading
+from hotlap.json_files import damaged, parse_object, read_object
 from hotlap.settings import from_json
 
 Floats = npt.NDArray[np.float64]
 
-TRAIN_FIELDS = (
-    "step",
-    "loss",
-    "lr",
-    "momentum",
-    "window",
-    "tokens",
-    "train_s",
-    "tokens_per_s",
-    "memory_mib",
-)
-VALIDATION_FIELDS = ("step", "val_loss", "val_bpb", "tokens", "train_s")
-# A number that a run may not have (bits per byte without a manifest) is null in the file and nan here.
-MAY_BE_NULL = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
-MAY_DIVERGE = {"loss", "val_loss"}  # null where they were not finite, but never left out
-FINAL_STATUSES = {"finished", "target", "diverged"}
+CONFIG_NAME = "config.json"
+COMMON_FIELDS = ("step", "tokens", "train_s")
+TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
+VALIDATION_FIELDS = ("val_loss", "val_bpb", *COMMON_FIELDS)
+# Fields that a run may not have (bits per byte without a manifest): null or absent in the file, NaN here.
+OPTIONAL_FIELDS = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
+MAY_DIVERGE = {"loss", "val_loss"}  # null if not finite, but never absent
+
+
+class RunStatus(StrEnum):
+    """Whether a run has ended, and how."""
+
+    RUNNING = "running"  # or killed: it has no summary
+    INTERRUPTED = "interrupted"  # stopped by the user; it can be resumed
+    FINISHED = "finished"  # all steps done
+    TARGET = "target"  # stopped at its target loss
+    DIVERGED = "diverged"  # its loss is no longer finite
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last validation is the run's result, rather than where it stands now."""
+        return self in (RunStatus.FINISHED, RunStatus.TARGET, RunStatus.DIVERGED)
+
+
+class Metrics(NamedTuple):
+    lines: list[dict[str, Any]]  # line n of the file is lines[n - 1]; all have `kind` and `step`
+    half_line: bool  # whether an incomplete last line was skipped
+
+
+class RunFiles:
+    """The paths of a run's files, and what they contain."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_path = path / CONFIG_NAME
+        self.environment_path = path / "environment.json"
+        self.metrics_path = path / "metrics.jsonl"
+        self.log_path = path / "log.txt"
+        self.summary_path = path / "summary.json"
+        self.samples_path = path / "samples.txt"
+        self.report_path = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+
+    def read_config(self) -> Config:
+        content = read_object(self.config_path, CheckpointError)
+        try:
+            return from_json(Config, content)
+        except HotlapError as mistake:
+            raise CheckpointError(
+                expected=f"{mistake.expected} in {self.config_path}", found=mistake.found, do=mistake.do
+            ) from None
+
+    def read_environment(self) -> dict[str, Any]:
+        """Of the process that trained last; `earlier` has those of the processes before it."""
+        return read_object(self.environment_path, CheckpointError)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """None if the run is still training or was killed."""
+        if not self.summary_path.exists():
+            return None
+        summary = read_object(self.summary_path, CheckpointError)
+        if summary.get("status") not in list(RunStatus):
+            found = json.dumps(summary.get("status"))
+            raise damaged(str(self.summary_path), "a `status`", found, CheckpointError)
+        return summary
+
+    def read_status(self) -> RunStatus:
+        return status_of(self.read_summary())
+
+    def read_metrics(self) -> Metrics:
+        """Every complete line. A line without its newline is incomplete, even if it is valid JSON."""
+        lines, half_line = whole_lines(self.metrics_path)
+        return Metrics([self._metrics_line(n, line) for n, line in enumerate(lines, 1)], half_line)
+
+    def _metrics_line(self, number: int, line: bytes) -> dict[str, Any]:
+        place = f"{self.metrics_path}:{number}"
+        content = parse_object(line, place, CheckpointError)
+        if not isinstance(content.get("kind"), str) or type(content.get("step")) is not int:
+            found = line[:40].decode(errors="replace").strip()
+            raise damaged(place, "an object with `kind` and `step`", found, CheckpointError)
+        return content
+
+
+def status_of(summary: Mapping[str, Any] | None) -> RunStatus:
+    if summary is None:
+        return RunStatus.RUNNING
+    status = RunStatus(summary["status"])
+    # A run that skips steps without a finite loss does all its steps, but may still have diverged.
+    is_finite = summary.get("val_loss", 0.0) is not None
+    return RunStatus.DIVERGED if status is RunStatus.FINISHED and not is_finite else status
+
+
+def whole_lines(path: Path) -> tuple[list[bytes], bool]:
+    """The lines of a growing file, each with its newline, and whether an incomplete one follows them."""
+    # As bytes: a line that was cut within a character is incomplete, not damaged text.
+    if not path.exists():
+        return [], False
+    with reading(path, CheckpointError):
+        *lines, rest = path.read_bytes().split(b"\n")
+    return [line + b"\n" for line in lines], bool(rest)
 
 
 @dataclass(frozen=True)
@@ -48,14 +135,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
+    """A run as reports need it."""
+
     directory: Path
     config: Config
-    train: Mapping[str, Floats]  # one array a field of TRAIN_FIELDS, by step
-    validation: Mapping[str, Floats]  # one array a field of VALIDATION_FIELDS, by step
+    train: Mapping[str, Floats]  # one array per field of TRAIN_FIELDS, by step
+    validation: Mapping[str, Floats]  # one array per field of VALIDATION_FIELDS, by step
     samples: tuple[Sample, ...]
-    resumed_at: tuple[int, ...]  # steps after which a checkpoint was gone on from
+    resumed_at: tuple[int, ...]  # steps of the checkpoints that it was resumed from
     environment: Mapping[str, Any]
-    summary: Mapping[str, Any] | None  # None: the run is still going, or was killed
+    status: RunStatus
     notes: tuple[str, ...]
 
     @property
@@ -64,62 +153,53 @@ class Run:
 
     @property
     def environments(self) -> list[Mapping[str, Any]]:
-        """Of each process that has trained this run, in their order."""
+        """Of each process that has trained this run, in order."""
         return [*self.environment.get("earlier", []), self.environment]
 
     @property
     def started(self) -> str:
-        """When its first process did; nothing where that has not been recorded."""
+        """When its first process started; empty if that was not recorded."""
         return str(self.environments[0].get("started", ""))
 
     @property
-    def status(self) -> str:
-        """As the summary says, but a run that skipped steps without a finite loss may also end diverged."""
-        if self.summary is None:
-            return "running"
-        status = str(self.summary["status"])
-        ends_finite = bool(np.isfinite(self.validation["val_loss"][-1:]).all())
-        return "diverged" if status == "finished" and not ends_finite else status
-
-    @property
     def is_final(self) -> bool:
-        """Whether the last validation is the run's result, not just where it stands or was stopped."""
-        return self.status in FINAL_STATUSES
+        return self.status.is_final
 
     def last(self, field: str) -> float:
-        """The last finite value of a validation field; nan where there is none."""
+        """The last finite value of a validation field, or NaN."""
         finite = self.validation[field][np.isfinite(self.validation[field])]
         return float(finite[-1]) if finite.size else float("nan")
 
     @property
     def train_s(self) -> float:
         """Training seconds so far."""
-        times = np.concatenate([self.train["train_s"], self.validation["train_s"]])
-        return float(times.max()) if times.size else 0.0
+        return self._largest("train_s")
 
     @property
     def tokens(self) -> float:
-        seen = np.concatenate([self.train["tokens"], self.validation["tokens"]])
-        return float(seen.max()) if seen.size else 0.0
+        return self._largest("tokens")
+
+    def _largest(self, field: str) -> float:
+        return float(np.concatenate([self.train[field], self.validation[field]]).max(initial=0.0))
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the whole run; nan before the first update."""
+        """Over the whole run; NaN before the first step."""
         return self.tokens / self.train_s if self.train_s > 0 else float("nan")
 
 
 def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
-    """For each path the run directories meant: itself, or those one or two levels below it."""
+    """For each path its run directories: the path itself, or those one or two levels below it."""
     found = []
     for path in paths:
-        if (path / "config.json").is_file():
+        if (path / CONFIG_NAME).is_file():
             found.append([path])
             continue
-        configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
+        configs = [*path.glob(f"*/{CONFIG_NAME}"), *path.glob(f"*/*/{CONFIG_NAME}")]
         if not configs:
             raise ReportError(
                 expected="a run directory, or a directory of them",
-                found=f"{path} without config.json" if path.is_dir() else f"no directory {path}",
+                found=f"{path} without {CONFIG_NAME}" if path.is_dir() else f"no directory {path}",
                 do="give one that `hotlap train` has written",
             )
         found.append([config.parent for config in configs])
@@ -127,7 +207,7 @@ def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in or below each path, each once: in the order given, and below one path as they started."""
+    """The runs in or below each path, each once, in the order of the paths and then of their start."""
     loaded: dict[Path, Run] = {}
     for directories in find_runs(paths):
         runs = [load_run(directory) for directory in directories]
@@ -137,94 +217,26 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def load_run(directory: Path) -> Run:
-    config_file = directory / "config.json"
-    try:
-        config = from_json(Config, _read_object(config_file))
-    except ReportError:
-        raise
-    except HotlapError as mistake:
-        raise ReportError(
-            expected=f"{mistake.expected} in {config_file}", found=mistake.found, do=mistake.do
-        ) from None
-    lines, notes = _read_metrics(directory / "metrics.jsonl")
+    files = RunFiles(directory)
+    config = files.read_config()
+    lines, half_line = files.read_metrics()
     of_kind: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for place, line in lines:
-        of_kind.setdefault(line["kind"], []).append((place, line))
-    optional = {
-        name: _read_object(directory / name)
-        for name in ("environment.json", "summary.json")
-        if (directory / name).is_file()
-    }
-    summary = optional.get("summary.json")
-    if summary is not None and "status" not in summary:
-        raise _damaged(str(directory / "summary.json"), "`status`", "none")
+    for number, line in enumerate(lines, 1):
+        of_kind.setdefault(line["kind"], []).append((f"{files.metrics_path}:{number}", line))
+    skipped = f"{files.metrics_path.name}: line {len(lines) + 1}, the last, is incomplete and was skipped"
     return Run(
         directory=directory,
         config=config,
         train=_columns(of_kind.get("train", []), TRAIN_FIELDS),
         validation=_columns(of_kind.get("validation", []), VALIDATION_FIELDS),
         samples=tuple(
-            Sample(int(_number(place, line, "step")), str(line.get("text", "")))
-            for place, line in of_kind.get("sample", [])
+            Sample(line["step"], str(line.get("text", ""))) for _, line in of_kind.get("sample", [])
         ),
-        resumed_at=tuple(int(_number(place, line, "step")) for place, line in of_kind.get("resume", [])),
-        environment=optional.get("environment.json", {}),
-        summary=summary,
-        notes=tuple(notes),
+        resumed_at=tuple(line["step"] for _, line in of_kind.get("resume", [])),
+        environment=files.read_environment() if files.environment_path.exists() else {},
+        status=files.read_status(),
+        notes=(skipped,) if half_line else (),
     )
-
-
-def _damaged(place: str, expected: str, found: str) -> ReportError:
-    return ReportError(
-        expected=f"{expected} at {place}", found=found, do="restore the file or leave this run out"
-    )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _damaged(str(path), "UTF-8 text", f"another byte at offset {error.start}") from None
-    except OSError as error:
-        raise ReportError(
-            expected=f"a readable {path}", found=str(error.strerror), do="check the run directory"
-        ) from None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise _damaged(f"{path}:{error.lineno}", "JSON", error.msg) from None
-    if not isinstance(value, dict):
-        raise _damaged(str(path), "a JSON object", type(value).__name__)
-    return value
-
-
-def _read_metrics(path: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
-    """(place, object) of every whole line, and notes. A run that has not begun has no file yet.
-
-    A line without its newline is not whole, even if it reads well: a run that is resumed drops it too.
-    """
-    if not path.is_file():
-        return [], []
-    # Bytes first: a line cut in the middle of a character must count as cut, not as damaged text.
-    *whole, rest = path.read_bytes().split(b"\n")
-    notes = [f"{path.name}: line {len(whole) + 1}, the last, is incomplete and left out"] if rest else []
-    return list(_parsed(path, whole)), notes
-
-
-def _parsed(path: Path, lines: list[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, raw in enumerate(lines, 1):
-        place = f"{path}:{number}"
-        try:
-            value = json.loads(raw)
-        except ValueError as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "bytes that are not UTF-8"
-            raise _damaged(place, "a JSON object", reason) from None
-        if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-            raise _damaged(place, "an object with `kind`", raw[:40].decode(errors="replace"))
-        yield place, value
 
 
 def _columns(lines: list[tuple[str, dict[str, Any]]], fields: tuple[str, ...]) -> dict[str, Floats]:
@@ -236,8 +248,8 @@ def _columns(lines: list[tuple[str, dict[str, Any]]], fields: tuple[str, ...]) -
 
 def _number(place: str, line: dict[str, Any], field: str) -> float:
     value = line.get(field)
-    if value is None and (field in MAY_BE_NULL or (field in MAY_DIVERGE and field in line)):
+    if value is None and (field in OPTIONAL_FIELDS or (field in MAY_DIVERGE and field in line)):
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _damaged(place, f"a number as `{field}`", json.dumps(value))
+        raise damaged(place, f"a number as `{field}`", json.dumps(value), CheckpointError)
     return float(value)

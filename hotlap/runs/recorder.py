@@ -1,6 +1,6 @@
-"""What a run tells: metrics and log lines into its directory, a live line to the terminal.
+"""Records a run while it trains: metrics and log lines in its directory, a live line on the terminal.
 
-Only the main rank has a recorder that does anything; the others have a silent one.
+Only the recorder of the main rank does anything.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hotlap.runs.directory import RunDirectory
 
-# Seconds between lines where no bar can be drawn.
+# Seconds between lines if the output is not a terminal.
 PLAIN_LINE_SECONDS = 10.0
 
 
 class Sink(Protocol):
-    """Somewhere else that metrics go: TensorBoard, W&B."""
+    """Another destination of the metrics: TensorBoard, W&B."""
 
     def write(self, record: dict[str, Any]) -> None: ...
 
@@ -26,7 +26,7 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Records nothing: for ranks other than the main one."""
+    """Records nothing; for all ranks but the main one."""
 
     def trained(self, record: dict[str, Any]) -> None:
         pass

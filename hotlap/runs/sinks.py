@@ -1,4 +1,4 @@
-"""Optional places for metrics besides `metrics.jsonl`: TensorBoard and W&B, each its own extra."""
+"""Optional destinations of the metrics: TensorBoard and W&B, each in its own extra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WandbSink:
 
 
 def check_sinks(names: list[str]) -> None:
-    """Before anything starts: the names are known and their packages installed."""
+    """Refuse unknown names and packages that are not installed."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(expected=f"--log {' or '.join(SINKS)}", found=name, do="choose one of those")

@@ -9,7 +9,7 @@ import torch
 from hotlap import __version__
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
 from hotlap.train.lap import Lap
-from hotlap.train.snapshot import Progress
+from hotlap.train.snapshot import TrainingProgress
 
 
 def described_precision(lap: Lap) -> str:
@@ -20,7 +20,7 @@ def described_precision(lap: Lap) -> str:
     return activations
 
 
-def header_lines(lap: Lap, progress: Progress, directory: Path) -> list[str]:
+def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[str]:
     config, data, world = lap.config, lap.data, lap.distributed
     sequences = config.batch.tokens_per_step // config.batch.sequence_tokens // world.world_size
     micro_batches = -(-sequences // config.batch.micro_sequences)

@@ -30,14 +30,14 @@ from hotlap.train.clock import Clock
 from hotlap.train.evaluation import Evaluation, evaluate, reaches_target
 from hotlap.train.flops import peak_memory_mib
 from hotlap.train.lap import Lap
-from hotlap.train.snapshot import Progress, Snapshots
+from hotlap.train.snapshot import Snapshots, TrainingProgress
 
 
 class Trainer:
     def __init__(
         self,
         lap: Lap,
-        progress: Progress,
+        progress: TrainingProgress,
         clock: Clock,
         recorder: Recorder,
         snapshots: Snapshots,

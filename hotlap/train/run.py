@@ -1,6 +1,6 @@
-"""A run from its configuration to its summary: the processes, the data, the directory, the lap, the clock.
+"""A run from its configuration to its summary: process group, data, run directory, training.
 
-The same on every rank; only the main rank prints and writes.
+Every rank runs the same code; only the main rank prints and writes.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from hotlap.train.flops import (
 from hotlap.train.header import header_lines
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
-from hotlap.train.snapshot import Progress, Snapshots, restore
+from hotlap.train.snapshot import Snapshots, TrainingProgress, restore
 from hotlap.train.start import check_same_start
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run needs to know besides its configuration."""
+    """What a run needs besides its configuration."""
 
-    root: Path  # where run directories are
-    name: str | None  # of the run; None numbers one
+    root: Path  # the directory that contains the runs
+    name: str | None  # of the run; None: recipe, size and a number
     resume_from: store.Checkpoint | None = None
-    newest_step: int | None = None  # of the run's checkpoints when that was read; None: go back to it anyway
+    # The step of the run's newest checkpoint when it was read; None: resume even if there are newer ones.
+    newest_step: int | None = None
     sinks: list[str] = field(default_factory=list)
 
 
@@ -64,7 +65,7 @@ class Result:
 
 
 def run(config: Config, options: RunOptions, console: Console) -> Result:
-    """Train; returns when the run is over, on every rank."""
+    """Train until the run ends, on every rank."""
     device = select_device(config.runtime.device)
     place = read_environment(device.type, os.environ)
     check_ranks(config, place.world_size)
@@ -74,10 +75,16 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         distributed = stack.enter_context(process_group(device.type))
         open_device(distributed.device)
         clock = clock_for(distributed.device)
-        directory = prepared_data(config, distributed, console)
+        # One rank per node prepares the data. The others wait only as long as for any collective, so a corpus
+        # that takes longer has to be prepared before.
+        directory = data_directory(config)
+        if distributed.local_rank == 0:
+            ensure_data(config, console.print if distributed.is_main else silent)
+        if dist.is_initialized():
+            dist.barrier()
         lap = build_lap(config, directory, distributed, clock)
         stack.callback(lap.data.loader.close)
-        progress = restore(lap, options.resume_from) if options.resume_from else Progress()
+        progress = restore(lap, options.resume_from) if options.resume_from else TrainingProgress()
         check_same_start(lap, progress)
         clock.go_on_from({**progress.other_s, "training": progress.training_s})
         run_directory = None
@@ -85,7 +92,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             run_directory = stack.enter_context(open_directory(config, progress, options))
         recorder = stack.enter_context(open_recorder(lap, progress, run_directory, options, console))
         snapshots = Snapshots(run_directory, config.checkpoint, progress)
-        # Only now: before there is a run to save, Ctrl-C should end the process at once.
+        # Not earlier: before there is a run to save, Ctrl-C should end the process at once.
         stop = stack.enter_context(StopRequest())
         try:
             status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
@@ -99,7 +106,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
 
 
 def check_ranks(config: Config, world_size: int) -> None:
-    """Before anything starts: every rank gets the same number of whole sequences."""
+    """Refuse a world size with which the ranks would not get the same number of whole sequences."""
     sequences = config.batch.tokens_per_step // config.batch.sequence_tokens
     if sequences % world_size:
         raise ConfigError(
@@ -120,32 +127,19 @@ def set_up_process(config: Config, place: Distributed) -> None:
 
 
 def open_device(device: torch.device) -> None:
-    """Open this rank's CUDA context and autograd's device thread now, not within the first timed step."""
+    """Open the CUDA context and start autograd's device thread before the first timed step."""
     if device.type == "cuda":
         torch.autograd.backward(torch.empty(1, device=device, requires_grad=True))
 
 
-def prepared_data(config: Config, distributed: Distributed, console: Console) -> Path:
-    """The directory of the run's data; one rank of each node prepares a corpus, the others wait for it.
-
-    They wait no longer than for any collective, so where a corpus takes longer it must be there before.
-    """
-    directory = data_directory(config)
-    if distributed.local_rank == 0:
-        prepare_data(config, console.print if distributed.is_main else silent)
-    if dist.is_initialized():
-        dist.barrier()
-    return directory
-
-
-def prepare_data(config: Config, say: Say) -> None:
-    """Prepare the run's corpus unless that is done."""
+def ensure_data(config: Config, say: Say) -> None:
+    """Prepare the corpus of a run, unless its directory is there."""
     if not data_directory(config).is_dir():
         ensure_prepared(config.data.source, vocabulary(config), config.data.num_shards, say=say)
 
 
 def data_directory(config: Config) -> Path:
-    """Where the run's data is or will be."""
+    """The directory of the run's data, which may not exist yet."""
     path = Path(config.data.source)
     if path.is_dir():
         return path
@@ -163,8 +157,8 @@ def vocabulary(config: Config) -> int | str:
 
 
 @contextmanager
-def open_directory(config: Config, progress: Progress, options: RunOptions) -> Iterator[RunDirectory]:
-    """The run's directory, new or taken back to the checkpoint, and locked."""
+def open_directory(config: Config, progress: TrainingProgress, options: RunOptions) -> Iterator[RunDirectory]:
+    """The directory of the run, locked: a new one, or an existing one rewound to the checkpoint."""
     if options.resume_from is not None:
         assert options.name is not None, "a run to resume has a name"
         run_directory = RunDirectory.open(options.root / options.name)
@@ -176,7 +170,7 @@ def open_directory(config: Config, progress: Progress, options: RunOptions) -> I
         if options.resume_from is not None:
             run_directory.lock()
             check_newest(run_directory, options.newest_step)
-            # In this order: killed in between, the run still has the lines of its newest checkpoint.
+            # In this order, a process killed in between leaves no checkpoint that is ahead of its metrics.
             store.discard_after(run_directory.checkpoints, progress.step)
             run_directory.rewind(progress.step, progress.evaluated_step)
         run_directory.write_config(config)
@@ -184,20 +178,24 @@ def open_directory(config: Config, progress: Progress, options: RunOptions) -> I
 
 
 def check_newest(run_directory: RunDirectory, seen: int | None) -> None:
-    """Until the lock was there, another process may have gone on with the run: its work is not undone."""
+    """Refuse if another process has trained the run further before this one locked it."""
     newest = max(store.stored(run_directory.checkpoints), default=None)
     if seen is not None and newest != seen:
         raise CheckpointError(
             expected=f"step {seen} as the newest checkpoint of {run_directory.path}, as when it was read",
-            found=f"step {newest}, of a process that went on meanwhile",
+            found=f"step {newest}, of a process that resumed the run in the meantime",
             do="resume again",
         )
 
 
 def open_recorder(
-    lap: Lap, progress: Progress, run_directory: RunDirectory | None, options: RunOptions, console: Console
+    lap: Lap,
+    progress: TrainingProgress,
+    run_directory: RunDirectory | None,
+    options: RunOptions,
+    console: Console,
 ) -> Recorder:
-    """Say and write down what the run is made of. Ranks without a directory are silent."""
+    """Print and write the header of the run. Ranks without a directory get a silent recorder."""
     if run_directory is None:
         return Recorder()
     run_directory.write_environment(full_environment(lap))
@@ -248,18 +246,18 @@ def full_environment(lap: Lap) -> dict[str, Any]:
 
 
 def conclude(
-    lap: Lap, progress: Progress, clock: Clock, status: str, run_directory: RunDirectory | None
+    lap: Lap, progress: TrainingProgress, clock: Clock, status: str, run_directory: RunDirectory | None
 ) -> dict[str, Any]:
-    """The summary, written where there is a directory: whoever reads the run knows how it ended."""
+    """Make the summary, which tells how the run ended; the main rank writes it."""
     clock.switch("setup")
-    summary = summarise(lap, progress, clock, status)
+    summary = summarize(lap, progress, clock, status)
     if run_directory is not None:
-        summary["target"] = describe_target(lap.config.evaluation, run_directory.metrics().lines)
+        summary["target"] = describe_target(lap.config.evaluation, run_directory.read_metrics().lines)
         run_directory.write_summary(summary)
     return summary
 
 
-def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[str, Any]:
+def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -> dict[str, Any]:
     config = lap.config
     seconds = {**clock.seconds, "training": progress.training_s}
     tokens_per_s = progress.tokens / progress.training_s if progress.training_s else 0.0
@@ -285,7 +283,7 @@ def summarise(lap: Lap, progress: Progress, clock: Clock, status: str) -> dict[s
 
 
 def describe_target(settings: EvaluationConfig, metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The target, and the first validation that reached it, in whichever process of the run."""
+    """The target and the first validation that reached it, in any process of the run."""
     if settings.target_loss is None and settings.target_bpb is None:
         return None
     kind = "loss" if settings.target_loss is not None else "bpb"

@@ -1,7 +1,7 @@
-"""A running lap as a checkpoint, and a checkpoint put back into a lap, on any number of ranks.
+"""Saves a lap as a checkpoint and restores it, on any number of ranks.
 
-What is kept: parameters, optimizer state and random-number state by name, the loader's position, and how far
-the run is. The file format and its safety are `checkpoint.py`'s business.
+A checkpoint has the parameters, the optimizer state and the random-number state by name, the position of the
+loader, and the progress of the run. Its files are written by `hotlap.runs.checkpoint`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Progress:
-    """Where a run stands."""
+class TrainingProgress:
+    """How far a run has trained."""
 
-    step: int = 0  # updates done, skipped ones included
+    step: int = 0  # steps done, including skipped updates
     tokens: int = 0
     training_s: float = 0.0
-    other_s: dict[str, float] = field(default_factory=dict)  # by phase; older checkpoints have none
+    other_s: dict[str, float] = field(default_factory=dict)  # seconds by phase; empty in older checkpoints
     nan_steps: int = 0
-    evaluation: Evaluation | None = None  # the newest
+    evaluation: Evaluation | None = None  # the last one
     evaluated_step: int = -1
 
 
 class Snapshots:
-    """Saves a lap when it is due; the main rank writes, all ranks take part."""
+    """Saves a lap when a checkpoint is due; all ranks take part, the main rank writes."""
 
-    def __init__(self, run: RunDirectory | None, config: CheckpointConfig, start: Progress) -> None:
+    def __init__(self, run: RunDirectory | None, config: CheckpointConfig, start: TrainingProgress) -> None:
         self.run = run  # None on ranks that do not write
         self.config = config
-        # With its validation: a step that was saved without is saved again with it.
+        # (step, validated step): a step that was saved before its validation is saved again after it.
         self._saved: tuple[int, int] | None = (start.step, start.evaluated_step) if start.step else None
         self._saved_at = time.monotonic()
 
@@ -55,17 +55,17 @@ class Snapshots:
         return every > 0 and step > 0 and step % every == 0
 
     def overdue(self) -> bool:
-        """By this rank's clock, so that ranks have to agree on it."""
+        """By the clock of this rank; the ranks have to agree on it."""
         minutes = (time.monotonic() - self._saved_at) / 60
         return bool(self.config.every_minutes) and minutes >= self.config.every_minutes
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
 
-    def save(self, lap: Lap, progress: Progress) -> None:
+    def save(self, lap: Lap, progress: TrainingProgress) -> None:
         if (progress.step, progress.evaluated_step) == self._saved:
             return
-        # Every rank takes part: a matrix's momentum is only on the rank that owns it.
+        # On every rank: the momentum of a matrix is only on the rank that owns it.
         optimizer = gather_state(lap.optimizers)
         if self.run is not None:
             tensors = {
@@ -84,7 +84,7 @@ class Snapshots:
         self._saved_at = time.monotonic()
 
 
-def describe(lap: Lap, progress: Progress) -> dict[str, Any]:
+def describe(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
     position = lap.data.loader.state
     return {
         "config": to_json(lap.config),
@@ -96,15 +96,15 @@ def describe(lap: Lap, progress: Progress) -> dict[str, Any]:
     }
 
 
-def val_loss_now(progress: Progress) -> float | None:
-    """The validation loss of these very parameters, which decides which checkpoint is the best."""
+def val_loss_now(progress: TrainingProgress) -> float | None:
+    """The validation loss at this very step, if measured; it decides which checkpoint is the best."""
     if progress.evaluation is None or progress.evaluated_step != progress.step:
         return None
     return progress.evaluation.loss
 
 
-def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
-    """Put a checkpoint into a freshly built lap."""
+def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
+    """Restore a checkpoint into a newly built lap."""
     if saved.state["data"] != lap.data.train.fingerprint:
         raise CheckpointError(
             expected="the data that the run was started with",
@@ -117,12 +117,12 @@ def restore(lap: Lap, saved: store.Checkpoint) -> Progress:
         raise CheckpointError(
             expected="a checkpoint whose weights fit the configuration",
             found=" ".join(str(error).split()),
-            do="leave the model's settings as they were, or start a new run",
+            do="use the model settings of the run, or start a new run",
         ) from error
     restore_state(lap.optimizers, saved.tensors["optimizer"])
     set_random_state(lap.distributed.device, dict(saved.tensors["random"]))
     lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
-    progress = Progress(**saved.state["progress"])
+    progress = TrainingProgress(**saved.state["progress"])
     if saved.state["progress"]["evaluation"] is not None:
         progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
     return progress

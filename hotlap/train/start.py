@@ -6,15 +6,15 @@ from typing import Any
 
 from hotlap.distributed.same_start import check_same
 from hotlap.train.lap import Lap
-from hotlap.train.snapshot import Progress
+from hotlap.train.snapshot import TrainingProgress
 
 
-def check_same_start(lap: Lap, progress: Progress) -> None:
+def check_same_start(lap: Lap, progress: TrainingProgress) -> None:
     """Raise on every rank if one of them differs. A collective: every rank must call it."""
     check_same(facts_of(lap, progress))
 
 
-def facts_of(lap: Lap, progress: Progress) -> dict[str, Any]:
+def facts_of(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
     loader = lap.data.loader.state
     return {
         "step": progress.step,

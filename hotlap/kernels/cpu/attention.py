@@ -1,52 +1,48 @@
-"""Attention's kernels, called with tensors. Shapes: T tokens, H query, G key/value heads, D head dim."""
+"""Attention's kernels, called with tensors.
+
+Shapes: T tokens, H query heads, G key/value heads, D head dim.
+"""
 
 from __future__ import annotations
-
-import ctypes
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotlap.kernels.cpu.library import needed_library, pointer
+from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.operands import check, dims, operand, pointer, structure
 
-
-class _Attention(ctypes.Structure):
-    """`attention_t` of attention.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "first_key")),
-        *((name, ctypes.c_int32) for name in ("T", "H", "G", "D")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Gradients(ctypes.Structure):
-    """`gradients_t` of attention.c."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("grad", "out", "log_sums", "grad_q", "grad_k", "grad_v")
-    )
+# What fits float32, in which the kernels compute.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Operands:
-    """One call's operands as the kernels take them, and kept alive as long as this is."""
+    """One call's operands as C takes them; keeps their memory alive."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) -> None:
-        lanes = needed_library().attention_lanes()
-        # Zeros change no score.
-        self.features = -(-q.shape[2] // lanes) * lanes
-        self.tensors = (*(_head_by_head(x, self.features) for x in (q, k, v)), first_key.contiguous())
-        sizes = (len(q), q.shape[1], k.shape[1], self.features)
-        self.structure = _Attention(*(x.data_ptr() for x in self.tensors), *sizes, scale)
+        kernels = needed_library()
+        num_tokens, heads, head_dim = dims("q", q, 3)
+        kv_heads = dims("k", k, 3)[1]
+        for name, x, count in (("q", q, heads), ("k", k, kv_heads), ("v", v, kv_heads)):
+            _check_float(name, x, (num_tokens, count, head_dim))
+        if heads % kv_heads:
+            raise ValueError(f"k: expected a number of heads that divides the {heads} of q, found {kv_heads}")
+        lanes = kernels.hotlap_vector_lanes()
+        # Padded with zeros, which change no score.
+        self.features = -(-head_dim // lanes) * lanes
+        self.q, self.k, self.v = (_head_by_head(x, self.features) for x in (q, k, v))
+        self.first_key = operand("first_key", first_key, (num_tokens,), torch.int32)
+        if not kernels.hotlap_attention_mask_is_valid(pointer(self.first_key), num_tokens):
+            raise ValueError("first_key: expected 0 <= first_key[t] <= t that never decreases")
+        tensors = {"q": self.q, "k": self.k, "v": self.v, "first_key": self.first_key}
+        sizes = {"T": num_tokens, "H": heads, "G": kv_heads, "D": self.features}
+        self.structure = structure("hotlap_attention_t *", tensors, **sizes, scale=scale)
 
-    @property
-    def address(self) -> object:
-        return ctypes.byref(self.structure)
 
-    def new_empty(self, *shape: int) -> Tensor:
-        """Of the operands' float32, which is what C writes, whatever torch's default dtype is."""
-        return self.tensors[0].new_empty(shape)
+def _check_float(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name}: expected float32 or a narrower float, found {x.dtype}")
+    check(name, x, shape, x.dtype)
 
 
 def _padded(x: Tensor, features: int) -> Tensor:
@@ -54,7 +50,7 @@ def _padded(x: Tensor, features: int) -> Tensor:
 
 
 def _head_by_head(x_THD: Tensor, features: int) -> Tensor:
-    """(H, T, features); no copy where heads lie so in memory, as those of `kernels.inputs` do."""
+    """(H, T, features), contiguous: no copy of what `inputs.forward` returned."""
     return _padded(x_THD, features).float().transpose(0, 1).contiguous()
 
 
@@ -63,10 +59,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float) ->
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
     num_tokens, heads, head_dim = q.shape
-    out = operands.new_empty(num_tokens, heads, operands.features)
-    log_sums = operands.new_empty(heads, num_tokens)
-    workspace = operands.new_empty(threads, kernels.attention_forward_floats(operands.address))
-    kernels.attention_forward(operands.address, *map(pointer, (out, log_sums, workspace)), threads)
+    # Of float32, which is what C writes, whatever torch's default dtype is.
+    new_empty = operands.q.new_empty
+    out, log_sums = new_empty(num_tokens, heads, operands.features), new_empty(heads, num_tokens)
+    workspace = new_empty(kernels.hotlap_attention_forward_floats(operands.structure, threads))
+    kernels.hotlap_attention_forward(
+        operands.structure, pointer(out), pointer(log_sums), pointer(workspace), threads
+    )
     return out[..., :head_dim].contiguous(), log_sums
 
 
@@ -80,13 +79,19 @@ def backward(
     log_sums: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for q, k and v, from that for `out`; float32, head by head in memory."""
+    """Gradients of q, k and v from `grad`, that of `out`; float32, in memory (heads, T, D)."""
     kernels, threads = needed_library(), torch.get_num_threads()
     operands = _Operands(q, k, v, first_key, scale)
-    given = (*(_padded(x, operands.features).float().contiguous() for x in (grad, out)), log_sums)
-    grads = [torch.empty_like(x_HTD) for x_HTD in operands.tensors[:3]]
-    gradients = _Gradients(*(x.data_ptr() for x in (*given, *grads)))
-    workspace = operands.new_empty(threads, kernels.attention_backward_floats(operands.address))
-    kernels.attention_backward(operands.address, ctypes.byref(gradients), pointer(workspace), threads)
-    grad_q, grad_k, grad_v = (x_HTD[..., : q.shape[2]].contiguous().transpose(0, 1) for x_HTD in grads)
+    num_tokens, heads, head_dim = q.shape
+    for name, x in (("grad", grad), ("out", out)):
+        _check_float(name, x, q.shape)
+    grad_out, out = (_padded(x, operands.features).float().contiguous() for x in (grad, out))
+    log_sums = operand("log_sums", log_sums, (heads, num_tokens))
+    grads = [torch.empty_like(x_HTD) for x_HTD in (operands.q, operands.k, operands.v)]
+    tensors = {"grad_out": grad_out, "out": out, "log_sums": log_sums}
+    tensors |= dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
+    gradients = structure("hotlap_attention_gradients_t *", tensors)
+    workspace = operands.q.new_empty(kernels.hotlap_attention_backward_floats(operands.structure, threads))
+    kernels.hotlap_attention_backward(operands.structure, gradients, pointer(workspace), threads)
+    grad_q, grad_k, grad_v = (x_HTD[..., :head_dim].contiguous().transpose(0, 1) for x_HTD in grads)
     return grad_q, grad_k, grad_v

@@ -130,9 +130,7 @@ class _AttentionInputs(torch.autograd.Function):
         num_given = len(qkv_kernel.Given._fields)
         given = qkv_kernel.Given(*ctx.saved_tensors[:num_given])
         made = qkv_kernel.Made(*ctx.saved_tensors[num_given:])
-        mixed, q, k, v = grads
-        received = qkv_kernel.Received(mixed, q, k, v, later_x0=mixed.new_empty(0))
-        gradients = qkv_kernel.backward(given, made, received)
+        gradients = qkv_kernel.backward(given, made, qkv_kernel.Received(*grads))
         return tuple(
             grad if needed else None for grad, needed in zip(gradients, ctx.needs_input_grad, strict=True)
         )

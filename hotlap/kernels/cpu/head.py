@@ -1,76 +1,69 @@
-"""The head's kernel, called with tensors. Shapes: T tokens, C width, V vocabulary."""
+"""The head's kernels, called with tensors. Shapes: T tokens, C width, V vocabulary."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library, pointer
-from hotlap.kernels.cpu.shares import pays_to_share
+from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.operands import dims, in_place, operand, pointer, structure
 
-# Every chunk of a thread goes through the whole weight, which must therefore come from a cache.
+# Every chunk of a thread reads the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
-# What the passes over logits start from is −2 · log2(e) · logits / softcap.
+# `rows` takes logits multiplied by LOGIT_SCALE / softcap.
 LOGIT_SCALE = -2 * math.log2(math.e)
-# Of a thread's chunk, so that they stay in a cache between the passes.
+# Of a thread's chunk, so that they stay in a cache from one pass to the next.
 CHUNK_LOGITS = 2**20
-
-
-def suits(x_TC: Tensor, weight_VC: Tensor) -> bool:
-    """Whether the kernel takes such operands and is the faster way."""
-    fits = len(x_TC) > 0 and weight_VC.numel() <= MOST_WEIGHTS
-    return fits and pays_to_share(x_TC, weight_VC) and kernels_take(x_TC, weight_VC)
 
 
 def loss_and_gradients(
     x_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, softcap: float, factor: float, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """factor · Σ loss, and its gradients for x and weight (empty unless needed)."""
+    """factor · Σ loss, and its gradients with respect to x and weight (empty unless needed)."""
     kernels, threads = needed_library(), torch.get_num_threads()
-    (num_tokens, width), vocabulary = x_TC.shape, len(weight_VC)
-    assert num_tokens > 0, "without tokens there is no gradient to write, which is how C is told of none"
-    assert weight_VC.shape == (vocabulary, width), f"a weight of {weight_VC.shape}, x of width {width}"
-    assert targets_T.shape == (num_tokens,), f"{len(targets_T)} targets for {num_tokens} tokens"
-    _check_range(targets_T, vocabulary)
+    (num_tokens, width), vocabulary = dims("x", x_TC, 2), dims("weight", weight_VC, 2)[0]
+    x = operand("x", x_TC, (num_tokens, width))
+    weight = operand("weight", weight_VC, (vocabulary, width))
+    targets = _checked_targets(targets_T, num_tokens, vocabulary)
     chunk_tokens = max(1, min(CHUNK_LOGITS // vocabulary, -(-num_tokens // threads)))
-    x, weight, targets = x_TC.contiguous(), weight_VC.contiguous(), targets_T.long().contiguous()
     losses = x.new_empty(num_tokens)
-    grad_x = x.new_empty(x.shape if needs_grad else 0)
-    grad_weight = x.new_empty(weight.shape if needs_grad else 0)
-    grad_weights = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
-    workspace = x.new_empty(kernels.head_floats(chunk_tokens, width, vocabulary, threads))
-    kernels.head(
-        *(pointer(operand) for operand in (x, weight, targets)),
-        *(num_tokens, width, vocabulary),
-        *(ctypes.c_float(softcap), ctypes.c_float(factor), chunk_tokens),
-        *(pointer(result) for result in (losses, grad_x, grad_weight, grad_weights, workspace)),
-        threads,
-    )
+    grad_x = torch.empty_like(x) if needs_grad else x.new_empty(0)
+    grad_weight = torch.empty_like(weight) if needs_grad else x.new_empty(0)
+    shares = x.new_empty(threads - 1 if needs_grad else 0, vocabulary, width)
+    sizes = {"T": num_tokens, "C": width, "V": vocabulary, "chunk_tokens": chunk_tokens}
+    tensors = {"x": x, "weight": weight, "targets": targets}
+    head = structure("hotlap_head_t *", tensors, **sizes, softcap=softcap, factor=factor)
+    workspace = x.new_empty(kernels.hotlap_head_floats(head, threads))
+    results = (losses, grad_x, grad_weight, shares, workspace)
+    kernels.hotlap_head(head, *map(pointer, results), threads)
     return losses.sum() * factor, grad_x, grad_weight
 
 
 def rows(logits_TV: Tensor, targets_T: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
-    """Turn logits, times LOGIT_SCALE / softcap, into the gradient of their losses up to a factor a row.
+    """Losses (T,) of logits that come multiplied by LOGIT_SCALE / softcap.
 
-    Returns the losses and the factors, each (T,).
+    In place, each row of logits becomes the gradient of its loss up to a factor; these factors (T,)
+    are returned too.
     """
-    assert logits_TV.is_contiguous(), "rows of logits lie together"
-    (num_tokens, vocabulary), targets = logits_TV.shape, targets_T.long().contiguous()
-    assert targets.shape == (num_tokens,), f"{len(targets)} targets for {num_tokens} tokens"
-    _check_range(targets, vocabulary)
-    losses, scales = logits_TV.new_empty(2, num_tokens)
-    needed_library().head_rows(
-        *(pointer(logits_TV), pointer(targets), num_tokens, vocabulary, ctypes.c_float(softcap)),
+    num_tokens, vocabulary = dims("logits", logits_TV, 2)
+    logits = in_place("logits", logits_TV, (num_tokens, vocabulary))
+    targets = _checked_targets(targets_T, num_tokens, vocabulary)
+    losses, scales = logits.new_empty(num_tokens), logits.new_empty(num_tokens)
+    needed_library().hotlap_head_rows(
+        *(pointer(logits), pointer(targets), num_tokens, vocabulary, softcap),
         *(pointer(losses), pointer(scales), torch.get_num_threads()),
     )
     return losses, scales
 
 
-def _check_range(targets_T: Tensor, vocabulary: int) -> None:
-    """Always on, as PyTorch's own check is: such a target would be a write to memory that is not ours."""
-    least, most = (int(end) for end in targets_T.aminmax())
+def _checked_targets(targets_T: Tensor, num_tokens: int, vocabulary: int) -> Tensor:
+    """int64. A target out of range would be a write to memory that is not the row's."""
+    if targets_T.is_floating_point() or targets_T.is_complex():
+        raise TypeError(f"targets: expected integers, found {targets_T.dtype}")
+    targets = operand("targets", targets_T.long(), (num_tokens,), torch.int64)
+    least, most = (int(end) for end in targets.aminmax())
     if least < 0 or most >= vocabulary:
         raise IndexError(f"targets {least} to {most} are out of bounds for a vocabulary of {vocabulary}")
+    return targets

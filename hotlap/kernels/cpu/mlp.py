@@ -5,108 +5,95 @@ Shapes: T tokens, C width, A features of attention's output, F hidden features.
 
 from __future__ import annotations
 
-import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library, pointer
-from hotlap.kernels.cpu.passes import EPSILON
-from hotlap.kernels.cpu.shares import chunk_tokens, pays_to_share
+from hotlap.kernels.cpu.library import needed_library
+from hotlap.kernels.cpu.operands import EPSILON, dims, operand, optional, pointer, structure
+from hotlap.kernels.cpu.shares import chunk_tokens
 
-# Every chunk of a thread goes through both weights and their gradients, which fit a cache or are worth it to
-# a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not tried.
+# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay
+# off for a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not
+# tried.
 MOST_WEIGHTS = 3 * 2**20
-# Of a thread's chunk, so that they stay in its core's cache between the passes.
+# Of a thread's chunk, so that they stay in its core's cache from one pass to the next.
 CHUNK_FEATURES = 2**17
-# Products of fewer are slower than a cache makes up for: 2.5 % of the MLP at width 256.
+# Matmuls of fewer tokens lose more than the cache gains: 2.5 % of the MLP at width 256.
 LEAST_CHUNK_TOKENS = 256
 
 
 class Given(NamedTuple):
-    """The stream, attention's output and its projection (both empty without attention), and the weights."""
+    """Fields of `hotlap_mlp_t`. Without attention, `attended` and `project` are empty."""
 
-    x: Tensor  # (T, C)
-    attended: Tensor  # (T, A)
+    x: Tensor  # (T, C), the residual stream
+    attended: Tensor  # (T, A), attention's output
     project: Tensor  # (C, A)
     expand: Tensor  # (F, C)
     out: Tensor  # (C, F)
 
 
 class Made(NamedTuple):
-    """The result, and for the backward: x with attention's output added, 1 / RMS of that, and relu(h)."""
+    """The result, and what the backward needs."""
 
     y: Tensor  # (T, C)
-    sum: Tensor  # (T, C); empty without attention, where it would be x
-    inverse_rms: Tensor  # (T,)
-    hidden: Tensor  # (T, F)
+    sum: Tensor  # (T, C): x + attended · projectᵀ; empty without attention, where it would be x
+    inverse_rms: Tensor  # (T,): 1 / RMS of sum
+    hidden: Tensor  # (T, F): relu(norm(sum) · expandᵀ)
 
 
-class _Mlp(ctypes.Structure):
-    """`mlp_t` of mlp.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in Given._fields),
-        *((name, ctypes.c_int32) for name in ("T", "C", "A", "F", "chunk_tokens")),
-        ("epsilon", ctypes.c_float),
+def _checked(given: Given) -> tuple[Given, Any]:
+    """The operands, contiguous, and the structure for C that points to them."""
+    (num_tokens, width), num_features = dims("x", given.x, 2), dims("expand", given.expand, 2)[0]
+    attended = dims("attended", given.attended, 2)[1] if given.attended.numel() else 0
+    if not attended and given.project.numel():
+        raise ValueError(f"project: expected none without attended, found {tuple(given.project.shape)}")
+    given = Given(
+        x=operand("x", given.x, (num_tokens, width)),
+        attended=optional("attended", given.attended, (num_tokens, attended)),
+        project=operand("project", given.project, (width, attended)) if attended else given.project,
+        expand=operand("expand", given.expand, (num_features, width)),
+        out=operand("out", given.out, (width, num_features)),
     )
-
-
-class _Gradients(ctypes.Structure):
-    """`mlp_gradients_t` of mlp.c."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("y", *Given._fields, "shares"))
-
-
-def suits(x_TC: Tensor, expand_FC: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels take such operands and are the faster way."""
-    fits = len(x_TC) > 0 and expand_FC.numel() <= MOST_WEIGHTS and pays_to_share(x_TC, expand_FC)
-    return fits and kernels_take(x_TC, expand_FC, *others)
-
-
-def _structure(given: Given) -> _Mlp:
-    (num_tokens, width), num_features, attended = given.x.shape, len(given.expand), given.attended.shape[-1]
-    shapes = tuple(x.shape for x in given[1:])
-    with_attention = ((num_tokens, attended), (width, attended)) if given.attended.numel() else shapes[:2]
-    expected = (*with_attention, (num_features, width), (width, num_features))
-    assert shapes == expected, f"operands of {shapes} for {num_tokens} tokens and width {width}"
-    # A wide weight's way through the caches is worth it to a long chunk. Powers of 2: at a width of 768, 683
-    # tokens at a time take 1.04 times as long as 1,024.
+    # Reading a wide weight pays off for a long chunk. Powers of 2: at a width of 768, chunks of 683
+    # tokens take 1.04 times as long as those of 1,024.
     of_width = 2 ** (width - 1).bit_length()
     most = max(LEAST_CHUNK_TOKENS, of_width, CHUNK_FEATURES // num_features)
-    sizes = (num_tokens, width, attended, num_features, chunk_tokens(num_tokens, most))
-    return _Mlp(*map(pointer, given), *sizes, EPSILON)
+    sizes = {"T": num_tokens, "C": width, "A": attended, "F": num_features}
+    sizes["chunk_tokens"] = chunk_tokens(num_tokens, most)
+    return given, structure("hotlap_mlp_t *", given._asdict(), **sizes, epsilon=EPSILON)
 
 
 def forward(given: Given) -> Made:
-    """What is made of s = x + attended · projectᵀ: s + relu(norm(s) · expandᵀ)² · outᵀ, and the rest."""
+    """y = s + relu(norm(s) · expandᵀ)² · outᵀ with s = x + attended · projectᵀ."""
     kernels, threads = needed_library(), torch.get_num_threads()
-    given = Given(*(x.contiguous() for x in given))
-    mlp, new_empty = _structure(given), given.x.new_empty
-    has_attention = given.attended.numel() > 0
+    given, mlp = _checked(given)
+    new_empty = given.x.new_empty
     made = Made(
-        y=new_empty(given.x.shape),
-        sum=new_empty(given.x.shape if has_attention else 0),
+        y=torch.empty_like(given.x),
+        sum=torch.empty_like(given.x) if given.attended.numel() else new_empty(0),
         inverse_rms=new_empty(mlp.T),
         hidden=new_empty(mlp.T, mlp.F),
     )
-    workspace = new_empty(kernels.mlp_forward_floats(ctypes.byref(mlp), threads))
-    results = map(pointer, (made.sum, made.y, made.inverse_rms, made.hidden, workspace))
-    kernels.mlp_forward(ctypes.byref(mlp), *results, threads)
+    workspace = new_empty(kernels.hotlap_mlp_forward_floats(mlp, threads))
+    results = (made.sum, made.y, made.inverse_rms, made.hidden, workspace)
+    kernels.hotlap_mlp_forward(mlp, *map(pointer, results), threads)
     return made
 
 
 def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Tensor) -> Given:
-    """The gradients for what was given. given.x: the sum that the forward made, if it made one."""
+    """The gradients of what was given. With attention, given.x is the forward's `sum`."""
     kernels, threads = needed_library(), torch.get_num_threads()
-    given = Given(*(x.contiguous() for x in given))
-    mlp, grad_y = _structure(given), grad_TC.contiguous()
-    gradients = Given(*(x.new_empty(x.shape) for x in given))
-    weights = given.expand.numel() + given.out.numel() + given.project.numel()
-    shares = grad_y.new_empty(threads - 1, weights)
-    structure = _Gradients(*map(pointer, (grad_y, *gradients, shares)))
-    workspace = grad_y.new_empty(kernels.mlp_backward_floats(ctypes.byref(mlp), threads))
-    kept = (pointer(inverse_rms_T.contiguous()), pointer(hidden_TF.contiguous()), pointer(workspace))
-    kernels.mlp_backward(ctypes.byref(mlp), ctypes.byref(structure), *kept, threads)
-    return gradients
+    given, mlp = _checked(given)
+    grad_y = operand("grad", grad_TC, (mlp.T, mlp.C))
+    inverse_rms = operand("inverse_rms", inverse_rms_T, (mlp.T,))
+    hidden = operand("hidden", hidden_TF, (mlp.T, mlp.F))
+    grads = Given(*map(torch.empty_like, given))
+    num_weights = given.expand.numel() + given.out.numel() + given.project.numel()
+    shares = grad_y.new_empty(threads - 1, num_weights)
+    gradients = structure("hotlap_mlp_gradients_t *", {"y": grad_y, **grads._asdict(), "shares": shares})
+    workspace = grad_y.new_empty(kernels.hotlap_mlp_backward_floats(mlp, threads))
+    kept = (inverse_rms, hidden, workspace)
+    kernels.hotlap_mlp_backward(mlp, gradients, *map(pointer, kept), threads)
+    return grads

@@ -1,24 +1,17 @@
-"""The kernel that orthogonalises small matrices, called with tensors."""
+"""The kernel that orthogonalizes small matrices, called with tensors."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hotlap.kernels.cpu.library import kernels_take, needed_library, pointer
+from hotlap.kernels.cpu.library import ffi, needed_library
+from hotlap.kernels.cpu.operands import dims, operand, pointer, structure
 
 # A thread works on a matrix, and on what is computed from it, in its core's cache.
 MOST_ENTRIES = 2**17
-
-
-def suits(matrices: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel takes such matrices, computes in `dtype` and is the faster way."""
-    count, rows, cols = matrices.shape
-    keeps_threads_busy = count >= torch.get_num_threads() and rows * cols <= MOST_ENTRIES
-    return dtype == torch.float32 and keeps_threads_busy and kernels_take(matrices)
 
 
 def orthogonalize(
@@ -28,15 +21,25 @@ def orthogonalize(
     segment: int,
     smallest_norm: float,
 ) -> Tensor:
-    """What hotlap/optim/newton_schulz.py does with a stack (count, rows, cols), in segments of steps."""
+    """As hotlap/optim/newton_schulz.py, for matrices (count, rows, cols), in segments of steps."""
     kernels, threads = needed_library(), torch.get_num_threads()
-    count, rows, cols = matrices.shape
-    x, out = matrices.contiguous(), matrices.new_empty(matrices.shape)
-    workspace = x.new_empty(threads, kernels.newton_schulz_floats(max(rows, cols), min(rows, cols)))
+    count, rows, cols = dims("matrices", matrices, 3)
+    x = operand("matrices", matrices, (count, rows, cols))
+    if min(first_segment, segment) < 1:
+        raise ValueError(f"segments: expected at least 1 step, found {first_segment} and {segment}")
     flat = [value for step in coefficients for value in step]
-    kernels.newton_schulz(
-        *(pointer(x), count, rows, cols),
-        *((ctypes.c_float * len(flat))(*flat), len(coefficients), first_segment, segment),
-        *(ctypes.c_float(smallest_norm), pointer(out), pointer(workspace), threads),
+    if not coefficients or len(flat) != 3 * len(coefficients):
+        raise ValueError(f"coefficients: expected some steps of 3 numbers, found {coefficients}")
+    floats, out = ffi.new("float[]", flat), torch.empty_like(x)
+    sizes = {"count": count, "rows": rows, "cols": cols, "steps": len(coefficients)}
+    sizes |= {"first_segment": first_segment, "segment": segment}
+    ns = structure(
+        "hotlap_newton_schulz_t *",
+        {"matrices": x},
+        coefficients=floats,
+        **sizes,
+        smallest_norm=smallest_norm,
     )
+    workspace = x.new_empty(kernels.hotlap_newton_schulz_floats(ns, threads))
+    kernels.hotlap_newton_schulz(ns, pointer(out), pointer(workspace), threads)
     return out

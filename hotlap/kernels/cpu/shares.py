@@ -1,12 +1,12 @@
-"""How the threads of a kernel share out its tokens, and with them the sums that are gradients of weights."""
+"""How the threads of a kernel divide its tokens, and with them the gradients of weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# With fewer, a thread's product is too short to be fast.
-LEAST_TOKENS_A_THREAD = 256
+# With fewer, a thread's matmuls are too short to be fast.
+LEAST_TOKENS_PER_THREAD = 256
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -15,25 +15,24 @@ def num_threads() -> int:
 
 
 def chunk_tokens(num_tokens: int, most: int) -> int:
-    """How many a thread takes at a time, at most so many.
+    """Tokens per chunk, at most `most`.
 
-    Chunks of a thread's share are equal but for the end of the last: one of a few tokens would cost a pass
-    over all weights.
+    A thread's tokens are divided into chunks of equal size, of which only the last may be a little
+    shorter: a chunk of a few tokens would cost a pass over all weights.
     """
     share = -(-num_tokens // num_threads())
     chunks = max(1, -(-share // most))
     return max(1, -(-share // chunks))
 
 
-def least_tokens_a_share(rows: int, cols: int) -> int:
-    """Adding up the shares of a weight is a pass over each of them, to be much less than the products."""
-    return max(LEAST_TOKENS_A_THREAD, min(rows, cols))
+def least_tokens(rows: int, cols: int) -> int:
+    """From how many tokens a kernel with a weight of (rows, cols) pays.
 
-
-def pays_to_share(x_TC: Tensor, weight: Tensor) -> bool:
-    """Whether every thread has tokens enough for a share of its own; one thread has nothing to add up."""
+    Threads sum the weight's gradient over their own tokens and add it up at the end. That must cost much less
+    than the matmuls; one thread has nothing to add up.
+    """
     threads = num_threads()
-    return threads == 1 or len(x_TC) >= threads * least_tokens_a_share(*weight.shape)
+    return 1 if threads == 1 else threads * max(LEAST_TOKENS_PER_THREAD, min(rows, cols))
 
 
 def token_parts(x_TC: Tensor) -> int:
@@ -45,4 +44,4 @@ def token_parts(x_TC: Tensor) -> int:
     """
     threads = num_threads()
     cut = x_TC.device.type == "cpu" and len(x_TC) % threads == 0
-    return threads if cut and len(x_TC) >= threads * LEAST_TOKENS_A_THREAD else 1
+    return threads if cut and len(x_TC) >= threads * LEAST_TOKENS_PER_THREAD else 1

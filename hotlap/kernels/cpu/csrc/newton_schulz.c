@@ -1,132 +1,176 @@
-/* Orthogonalisation of small matrices, as in hotlap/optim/newton_schulz.py: each from its norm to its last product on
-   one core, whose cache it does not leave. */
+/* Newton-Schulz orthogonalization of small matrices: each from its norm to its last matmul on one
+   core, whose cache it does not leave. The same in PyTorch: hotlap/optim/newton_schulz.py. */
 
 #include "common.h"
-#include "registers.h"
+#include "small_matmul.h"
 
-enum { COLUMNS = MOST_VECTORS * LANES }; /* of a symmetric product at once */
+enum { COLUMNS = MAX_VECTORS * LANES }; /* of a symmetric matmul at a time */
 
-static inline int whole_vectors(int columns) { return (columns + LANES - 1) / LANES * LANES; }
+static inline int round_to_vector(int columns) { return (columns + LANES - 1) / LANES * LANES; }
 
-/* Rows of `columns` numbers lie so far apart: whole vectors, and no multiple of several cache lines, which many rows
-   would share. */
-static inline int row_stride(int columns) {
-    int whole = whole_vectors(columns);
+/* Leading dimension of a matrix of `columns` columns: whole vectors, and no multiple of 64 floats,
+   by which many rows would fall into the same sets of the cache. */
+static inline int leading_dimension(int columns) {
+    int whole = round_to_vector(columns);
     return whole % 64 ? whole : whole + LANES;
 }
 
-/* Floats of workspace a thread, for matrices whose long side is n and short side m. */
-int64_t newton_schulz_floats(int n, int m) { return (int64_t)row_stride(m) * (2 * n + 4 * m); }
+/* A thread's workspace: x and y (n, m), and four matrices (m, m), n >= m. */
+static int64_t floats_per_thread(int n, int m) {
+    int64_t ld = leading_dimension(m);
+    return 2 * part_floats(ld * n) + 4 * part_floats(ld * m);
+}
 
-/* x over its Frobenius norm. The largest entry goes first, or squares of 1e30 would overflow. */
-static void to_unit_norm(float *x, int64_t count, float smallest) {
+int64_t hotlap_newton_schulz_floats(const hotlap_newton_schulz_t *ns, int num_threads) {
+    return num_threads *
+           floats_per_thread(max_int(ns->rows, ns->cols), min_int(ns->rows, ns->cols));
+}
+
+/* x (count,) over its Frobenius norm. It is divided by its largest entry first, or squares of 1e30
+   would overflow. */
+static void normalize(float *x, int64_t count, float smallest) {
     float largest = 0, sum = 0;
     int has_nan = 0;
-    for (int64_t at = 0; at < count; at++) {
-        float size = fabsf(x[at]);
+    for (int64_t i = 0; i < count; i++) {
+        float size = fabsf(x[i]);
         largest = size > largest ? size : largest;
         has_nan |= size != size;
     }
     largest = has_nan ? NAN : largest < smallest ? smallest : largest;
     float scale = 1 / largest;
-    for (int64_t at = 0; at < count; at++) {
-        float scaled = x[at] * scale;
+    for (int64_t i = 0; i < count; i++) {
+        float scaled = x[i] * scale;
         sum += scaled * scaled;
     }
-    float norm = sqrtf(sum), least_norm = smallest * scale;
-    scale /= norm < least_norm ? least_norm : norm;
-    for (int64_t at = 0; at < count; at++) x[at] *= scale;
+    float norm = sqrtf(sum), smallest_norm = smallest * scale;
+    scale /= norm < smallest_norm ? smallest_norm : norm;
+    for (int64_t i = 0; i < count; i++) x[i] *= scale;
 }
 
-/* out (m, m) = alpha · leftᵀ · right + beta · base, where left and right (k, m) make it symmetric to the last digit: what
-   lies above the squares on the diagonal is copied from below. Rows of all matrices lie `row` apart. */
-static void symmetric_product(int m, int k, int row, float alpha, const float *left, const float *right, float beta,
-                              const float *base, float *out) {
+/* out (m, m) = alpha * a^T * b + beta * base, where a and b (k, m) make it symmetric to the last
+   digit: what is above the diagonal blocks is copied from below. All with leading dimension ld. */
+static void symmetric_matmul(int m, int k, int ld, float alpha, const float *a, const float *b,
+                             float beta, const float *base, float *out) {
     for (int j = 0; j < m; j += COLUMNS) {
-        int columns = least(COLUMNS, whole_vectors(m - j)), below = j + columns;
-        int64_t diagonal = (int64_t)j * row + j;
-        product_in_cache((product_t){.m = m - j, .n = columns, .k = k, .left = left + j, .left_row = 1,
-                                     .left_column = row, .right = right + j, .right_row = row, .out = out + diagonal,
-                                     .out_row = row, .base = base ? base + diagonal : NULL, .alpha = alpha,
-                                     .beta = beta});
+        int columns = min_int(COLUMNS, round_to_vector(m - j)), below = j + columns;
+        int64_t diagonal = (int64_t)j * ld + j;
+        small_matmul((small_matmul_t){.m = m - j,
+                                      .n = columns,
+                                      .k = k,
+                                      .a = a + j,
+                                      .a_row = 1,
+                                      .a_column = ld,
+                                      .b = b + j,
+                                      .ldb = ld,
+                                      .c = out + diagonal,
+                                      .ldc = ld,
+                                      .base = base ? base + diagonal : NULL,
+                                      .alpha = alpha,
+                                      .beta = beta});
         if (below < m)
-            transpose_in_cache(out + (int64_t)below * row + j, row, m - below, columns, 1, out + diagonal + columns, row);
+            transpose_scaled(out + (int64_t)below * ld + j, ld, m - below, columns, 1,
+                             out + diagonal + columns, ld);
     }
 }
 
-/* out (rows, m) = alpha · left (rows, m) · right (m, m) + beta · base. Rows of all lie `row` apart. */
-static void whole_product(int rows, int m, int row, float alpha, const float *left, const float *right, float beta,
-                          const float *base, float *out) {
-    product_in_cache((product_t){.m = rows, .n = whole_vectors(m), .k = m, .left = left, .left_row = row,
-                                 .left_column = 1, .right = right, .right_row = row, .out = out, .out_row = row,
-                                 .base = base, .alpha = alpha, .beta = beta});
+/* out (rows, m) = alpha * a (rows, m) * b (m, m) + beta * base. All with leading dimension ld. */
+static void full_matmul(int rows, int m, int ld, float alpha, const float *a, const float *b,
+                        float beta, const float *base, float *out) {
+    small_matmul((small_matmul_t){.m = rows,
+                                  .n = round_to_vector(m),
+                                  .k = m,
+                                  .a = a,
+                                  .a_row = ld,
+                                  .a_column = 1,
+                                  .b = b,
+                                  .ldb = ld,
+                                  .c = out,
+                                  .ldc = ld,
+                                  .base = base,
+                                  .alpha = alpha,
+                                  .beta = beta});
 }
 
-/* x (n, m), n ≥ m, after the steps of `coefficients` (steps, 3), in x or y: the address is returned. In a segment of
-   steps x is multiplied once, by the product of the segment's polynomials. */
-static float *iterate(float *x, float *y, float *workspace, int n, int m, const float *coefficients, int steps,
-                      int first_segment, int segment) {
-    int row = row_stride(m);
-    int64_t size = (int64_t)m * row;
-    float *gram = workspace, *polynomial = gram + size, *all = polynomial + size, *next = all + size, *swapped;
-    for (int done = 0, length; done < steps; done += length) {
-        length = least(done ? segment : first_segment, steps - done);
-        symmetric_product(m, n, row, 1, x, x, 0, NULL, gram);
+static inline void swap(float **a, float **b) {
+    float *kept = *a;
+    *a = *b, *b = kept;
+}
+
+/* x (n, m), n >= m, after all steps; returns x or y, whichever holds it. In a segment of several
+   steps x is multiplied once, by the product of the polynomials of the segment. */
+static float *iterate(const hotlap_newton_schulz_t *ns, float *x, float *y, float *workspace, int n,
+                      int m) {
+    int ld = leading_dimension(m);
+    int64_t size = (int64_t)m * ld;
+    float *gram = part(&workspace, size), *polynomial = part(&workspace, size);
+    float *product = part(&workspace, size), *next = part(&workspace, size);
+    for (int done = 0, length; done < ns->steps; done += length) {
+        length = min_int(done ? ns->segment : ns->first_segment, ns->steps - done);
+        symmetric_matmul(m, n, ld, 1, x, x, 0, NULL, gram);
         for (int i = 0; i < length; i++) {
-            const float *of_step = coefficients + 3 * (done + i);
-            /* Only the first Gram matrix is symmetric to the last digit. To copy one half of the later ones would make
-               the error five times as large. */
-            if (i) whole_product(m, m, row, of_step[2], gram, gram, of_step[1], gram, polynomial);
-            else symmetric_product(m, m, row, of_step[2], gram, gram, of_step[1], gram, polynomial);
-            /* A single step's first term stays beside it: it would lose digits in a sum with the diagonal. */
-            for (int d = 0; d < m && length > 1; d++) polynomial[(int64_t)d * row + d] += of_step[0];
+            const float *c = ns->coefficients + 3 * (done + i);
+            /* Only the first Gram matrix is symmetric to the last digit. To copy one half of the
+               later ones would make the error five times as large. */
+            if (i)
+                full_matmul(m, m, ld, c[2], gram, gram, c[1], gram, polynomial);
+            else
+                symmetric_matmul(m, m, ld, c[2], gram, gram, c[1], gram, polynomial);
+            /* The linear term of a segment of one step is added to x instead, below: in a sum with
+               the diagonal it would lose digits. */
+            for (int d = 0; d < m && length > 1; d++) polynomial[(int64_t)d * ld + d] += c[0];
             if (i) {
-                whole_product(m, m, row, 1, all, polynomial, 0, NULL, next);
-                swapped = all, all = next, next = swapped;
+                full_matmul(m, m, ld, 1, product, polynomial, 0, NULL, next);
+                swap(&product, &next);
             }
             if (i < length - 1) {
-                whole_product(m, m, row, 1, gram, polynomial, 0, NULL, next);
-                whole_product(m, m, row, 1, next, polynomial, 0, NULL, gram);
+                full_matmul(m, m, ld, 1, gram, polynomial, 0, NULL, next);
+                full_matmul(m, m, ld, 1, next, polynomial, 0, NULL, gram);
             }
-            if (!i) swapped = all, all = polynomial, polynomial = swapped;
+            if (!i) swap(&product, &polynomial);
         }
-        whole_product(n, m, row, 1, x, all, coefficients[3 * done], length == 1 ? x : NULL, y);
-        swapped = x, x = y, y = swapped;
+        full_matmul(n, m, ld, 1, x, product, ns->coefficients[3 * done], length == 1 ? x : NULL, y);
+        swap(&x, &y);
     }
     return x;
 }
 
-/* to (cols, rows) = from (rows, cols), transposed; the rows of both lie apart. */
-static void transpose(const float *from, int from_row, int rows, int cols, float *to, int to_row) {
+/* to (cols, rows) = from (rows, cols), transposed, with leading dimensions ld_*. */
+static void transpose(const float *from, int ld_from, int rows, int cols, float *to, int ld_to) {
     if (rows % LANES == 0 && cols % LANES == 0) {
-        transpose_in_cache(from, from_row, rows, cols, 1, to, to_row);
+        transpose_scaled(from, ld_from, rows, cols, 1, to, ld_to);
         return;
     }
     for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) to[(int64_t)j * to_row + i] = from[(int64_t)i * from_row + j];
+        for (int j = 0; j < cols; j++) to[(int64_t)j * ld_to + i] = from[(int64_t)i * ld_from + j];
 }
 
-static void copy_rows(const float *from, int from_row, int rows, int cols, float *to, int to_row) {
-    for (int i = 0; i < rows; i++) memcpy(to + (int64_t)i * to_row, from + (int64_t)i * from_row, sizeof(float) * cols);
+static void copy_rows(const float *from, int ld_from, int rows, int cols, float *to, int ld_to) {
+    for (int i = 0; i < rows; i++)
+        memcpy(to + (int64_t)i * ld_to, from + (int64_t)i * ld_from, sizeof(float) * cols);
 }
 
-/* out and matrices (count, rows, cols). workspace of num_threads × newton_schulz_floats. */
-void newton_schulz(const float *matrices, int count, int rows, int cols, const float *coefficients, int steps,
-                   int first_segment, int segment, float smallest_norm, float *out, float *workspace,
-                   int num_threads) {
-    int is_wide = rows < cols, n = is_wide ? cols : rows, m = is_wide ? rows : cols, row = row_stride(m);
-    int64_t size = (int64_t)m * n, x_floats = (int64_t)n * row;
+void hotlap_newton_schulz(const hotlap_newton_schulz_t *ns, float *out, float *workspace,
+                          int num_threads) {
+    int rows = ns->rows, cols = ns->cols, is_wide = rows < cols;
+    int n = max_int(rows, cols), m = min_int(rows, cols), ld = leading_dimension(m);
+    int64_t size = (int64_t)m * n, x_floats = (int64_t)n * ld;
 #pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int thread = 0; thread < num_threads; thread++) {
-        float *x = workspace + thread * newton_schulz_floats(n, m), *y = x + x_floats;
-        for (int i = thread; i < count; i += num_threads) {
-            memset(x, 0, sizeof(float) * x_floats); /* what pads rows to whole vectors */
-            if (is_wide) transpose(matrices + i * size, cols, rows, cols, x, row);
-            else copy_rows(matrices + i * size, cols, rows, cols, x, row);
-            to_unit_norm(x, x_floats, smallest_norm);
-            const float *last = iterate(x, y, y + x_floats, n, m, coefficients, steps, first_segment, segment);
-            if (is_wide) transpose(last, row, n, m, out + i * size, cols);
-            else copy_rows(last, row, rows, cols, out + i * size, cols);
+        float *room = workspace + thread * floats_per_thread(n, m);
+        float *x = part(&room, x_floats), *y = part(&room, x_floats);
+        for (int i = thread; i < ns->count; i += num_threads) {
+            const float *matrix = ns->matrices + i * size;
+            memset(x, 0, sizeof(float) * x_floats); /* the columns up to ld */
+            if (is_wide)
+                transpose(matrix, cols, rows, cols, x, ld);
+            else
+                copy_rows(matrix, cols, rows, cols, x, ld);
+            normalize(x, x_floats, ns->smallest_norm);
+            const float *last = iterate(ns, x, y, room, n, m);
+            if (is_wide)
+                transpose(last, ld, n, m, out + i * size, cols);
+            else
+                copy_rows(last, ld, rows, cols, out + i * size, cols);
         }
     }
 }

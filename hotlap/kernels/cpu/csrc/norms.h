@@ -1,68 +1,74 @@
-/* Of one row: RMS norm, with and without a rotation, its gradient, and that of a weighted sum. Rows do not overlap, or are the same one, which the
-   compiler could not find out by itself: hence `omp simd`. */
+/* RMS norm of one row, with and without a rotation, and its backward; backward of a weighted sum.
+   Rows do not overlap, or are the same one, which a compiler cannot know: hence `omp simd`. */
 
 #ifndef HOTLAP_NORMS_H
 #define HOTLAP_NORMS_H
 
 #include "common.h"
 
-/* to = from / RMS, all D numbers, turned by the D / 2 angles unless they are NULL. Returns 1 / RMS. */
-static inline float norm_row(const float *from, const float *cos, const float *sin, int D, float epsilon, float *to) {
+/* out (D,) = x / RMS(x), rotated by D / 2 angles unless cos is NULL. Returns 1 / RMS. */
+static inline float rms_norm_row(const float *x, const float *cos, const float *sin, int D,
+                                 float epsilon, float *out) {
     int half = D / 2;
     float sum = 0;
-    for (int d = 0; d < D; d++) sum += from[d] * from[d];
+    for (int d = 0; d < D; d++) sum += x[d] * x[d];
     float scale = 1 / sqrtf(sum / D + epsilon);
     if (!cos) {
 #pragma omp simd
-        for (int d = 0; d < D; d++) to[d] = from[d] * scale;
+        for (int d = 0; d < D; d++) out[d] = x[d] * scale;
         return scale;
     }
 #pragma omp simd
     for (int d = 0; d < half; d++) {
-        float first = from[d] * scale, second = from[d + half] * scale;
-        to[d] = first * cos[d] + second * sin[d];
-        to[d + half] = second * cos[d] - first * sin[d];
+        float first = x[d] * scale, second = x[d + half] * scale;
+        out[d] = first * cos[d] + second * sin[d];
+        out[d + half] = second * cos[d] - first * sin[d];
     }
     return scale;
 }
 
-/* From grad, that for the row `normed`, which norm_row made, the gradient for what it was made from. A rotation changes
-   no dot product, so what is along `normed` goes before turning back. */
-static inline void norm_row_backward(const float *grad, const float *normed, float inverse_rms, const float *cos,
-                                     const float *sin, int D, float *grad_x) {
+/* grad_x (D,) from grad_out (D,) and out (D,), which rms_norm_row computed. A rotation preserves
+   dot products, so the component along `out` is subtracted before the gradient is rotated back.
+   grad_x may be grad_out itself. */
+static inline void rms_norm_row_backward(const float *grad_out, const float *out, float inverse_rms,
+                                         const float *cos, const float *sin, int D, float *grad_x) {
     int half = D / 2;
-    float along = 0;
-    for (int d = 0; d < D; d++) along += grad[d] * normed[d];
-    along /= D;
+    float dot = 0;
+    for (int d = 0; d < D; d++) dot += grad_out[d] * out[d];
+    dot /= D;
     if (!cos) {
 #pragma omp simd
-        for (int d = 0; d < D; d++) grad_x[d] = (grad[d] - normed[d] * along) * inverse_rms;
+        for (int d = 0; d < D; d++) grad_x[d] = (grad_out[d] - out[d] * dot) * inverse_rms;
         return;
     }
 #pragma omp simd
     for (int d = 0; d < half; d++) {
-        float first = (grad[d] - normed[d] * along) * inverse_rms;
-        float second = (grad[d + half] - normed[d + half] * along) * inverse_rms;
+        float first = (grad_out[d] - out[d] * dot) * inverse_rms;
+        float second = (grad_out[d + half] - out[d + half] * dot) * inverse_rms;
         grad_x[d] = first * cos[d] - second * sin[d];
         grad_x[d + half] = second * cos[d] + first * sin[d];
     }
 }
 
-/* From grad, that for a sum, that for what it has `weight` times of, a row x; returns the weight's own. */
-static inline float weigh_row(const float *grad, const float *x, float weight, int C, float *grad_x) {
-    float along = 0;
-#pragma omp simd reduction(+ : along)
+/* Backward of sum += weight * x for one row: grad_x (C,) = weight * grad_sum. Returns the gradient
+   with respect to the weight. */
+static inline float scale_row_backward(const float *grad_sum, const float *x, float weight, int C,
+                                       float *grad_x) {
+    float grad_weight = 0;
+#pragma omp simd reduction(+ : grad_weight)
     for (int c = 0; c < C; c++) {
-        along += grad[c] * x[c];
-        grad_x[c] = weight * grad[c];
+        grad_weight += grad_sum[c] * x[c];
+        grad_x[c] = weight * grad_sum[c];
     }
-    return along;
+    return grad_weight;
 }
 
-/* The norms of rows x (tokens, C) once more, from what norm_row returned. */
-static inline void scale_rows(const float *x, const float *inverse_rms, int tokens, int C, float *normed) {
-    for (int i = 0; i < tokens; i++)
-        for (int c = 0; c < C; c++) normed[(int64_t)i * C + c] = x[(int64_t)i * C + c] * inverse_rms[i];
+/* normed (tokens, C) = x (tokens, C) * inverse_rms (tokens,): the norm recomputed for a backward.
+ */
+static inline void scale_rows(const float *x, const float *inverse_rms, int tokens, int C,
+                              float *normed) {
+    for (int64_t i = 0; i < tokens; i++)
+        for (int c = 0; c < C; c++) normed[i * C + c] = x[i * C + c] * inverse_rms[i];
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* Vectors of the processor's own length: types, writing past the caches, powers and inverses, and turning a matrix. */
+/* SIMD vectors of the processor's own width: types, nontemporal stores, exp2, reciprocal, and the
+   transpose of a small matrix. */
 
 #ifndef HOTLAP_VECTORS_H
 #define HOTLAP_VECTORS_H
@@ -19,13 +20,13 @@ enum { LANES = 8 };
 enum { LANES = 4 };
 #endif
 
-/* LANES numbers, or what a comparison of them gives; at any address. */
+/* LANES floats, and LANES ints, which are also the result of a comparison. Unaligned. */
 typedef float vector_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t lanes_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* To an address that is a multiple of a vector's size: what nobody reads for a while need not be fetched into a cache
-   first, nor stay in it. end_streams() before another thread reads it. */
-static inline void stream(float *to, vector_t x) {
+/* Store past the caches, for what is not read again soon. `to` is aligned to the vector's size;
+   fence_nontemporal() comes before another thread reads it. */
+static inline void store_nontemporal(float *to, vector_t x) {
 #if defined(__AVX512F__)
     _mm512_stream_ps(to, (__m512)x);
 #elif defined(__AVX__)
@@ -35,14 +36,14 @@ static inline void stream(float *to, vector_t x) {
 #endif
 }
 
-static inline void end_streams(void) {
+static inline void fence_nontemporal(void) {
 #if defined(__AVX__)
     _mm_sfence();
 #endif
 }
 
-/* The whole numbers nearest to x. */
-static inline vector_t nearest(vector_t x) {
+/* Round to the nearest integer. */
+static inline vector_t round_vector(vector_t x) {
 #if defined(__AVX512F__)
     return (vector_t)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX__)
@@ -55,29 +56,30 @@ static inline vector_t nearest(vector_t x) {
 #endif
 }
 
-/* Where `chosen`, a comparison's result, holds: x, elsewhere y. */
-static inline vector_t choose(lanes_t chosen, vector_t x, vector_t y) {
-    return (vector_t)((chosen & (lanes_t)x) | (~chosen & (lanes_t)y));
+/* mask ? x : y per lane, where mask is a comparison's result. */
+static inline vector_t select_vector(lanes_t mask, vector_t x, vector_t y) {
+    return (vector_t)((mask & (lanes_t)x) | (~mask & (lanes_t)y));
 }
 
-/* The larger one; where there is a NaN, y. */
-static inline vector_t larger(vector_t x, vector_t y) {
+/* max(x, y) per lane; y where either is NaN. */
+static inline vector_t max_vector(vector_t x, vector_t y) {
 #if defined(__AVX512F__)
     return (vector_t)_mm512_max_ps((__m512)x, (__m512)y);
 #elif defined(__AVX__)
     return (vector_t)_mm256_max_ps((__m256)x, (__m256)y);
 #else
-    return choose(x > y, x, y);
+    return select_vector(x > y, x, y);
 #endif
 }
 
-/* 2^x within 2e-7 of it, for x ≤ 126; below -126 no more than 2^-126. NaN stays NaN. The polynomial is the best of its
-   degree. */
-static inline vector_t powers_of_2(vector_t x) {
+/* 2^x to a relative error of 2e-7, for x <= 126; for x < -126 at most 2^-126. NaN stays NaN. The
+   polynomial is the minimax one of its degree on [-0.5, 0.5]. */
+static inline vector_t exp2_vector(vector_t x) {
 #if !defined(__AVX512F__)
-    x = larger((vector_t){0} - 126.0f, x);
+    x = max_vector((vector_t){0} - 126.0f, x);
 #endif
-    vector_t whole = nearest(x), rest = x - whole, power = rest * 1.32647272e-3f + 9.67151264e-3f;
+    vector_t whole = round_vector(x), rest = x - whole;
+    vector_t power = rest * 1.32647272e-3f + 9.67151264e-3f;
     power = power * rest + 5.55073374e-2f;
     power = power * rest + 2.40222421e-1f;
     power = power * rest + 6.93146978e-1f;
@@ -89,30 +91,31 @@ static inline vector_t powers_of_2(vector_t x) {
 #endif
 }
 
-/* 1 / x, for 1 ≤ x ≤ 2^126. A division takes several times as long as an estimate and what makes it exact. */
-static inline vector_t inverses(vector_t x) {
+/* 1 / x, for 1 <= x <= 2^126. On AVX-512 an estimate and one Newton step, several times as fast as
+   a division. */
+static inline vector_t reciprocal_vector(vector_t x) {
 #if defined(__AVX512F__)
     __m512 estimate = _mm512_rcp14_ps((__m512)x);
-    __m512 missing = _mm512_fnmadd_ps((__m512)x, estimate, _mm512_set1_ps(1));
-    return (vector_t)_mm512_fmadd_ps(estimate, missing, estimate);
+    __m512 error = _mm512_fnmadd_ps((__m512)x, estimate, _mm512_set1_ps(1));
+    return (vector_t)_mm512_fmadd_ps(estimate, error, estimate);
 #else
     return 1 / x;
 #endif
 }
 
-/* to (cols, stride) = factor · from (rows, cols), transposed; cols must be a multiple of LANES. Up to the next such
-   multiple of rows, zeros stand in for those that are missing. */
-static inline void transpose_in_cache(const float *from, int64_t from_row, int rows, int cols, float factor, float *to,
-                                      int stride) {
+/* to (cols, rows) = factor * from (rows, cols), transposed, with leading dimensions ld_*. cols is a
+   multiple of LANES; `to` is written up to the next multiple of LANES of rows, with zeros there. */
+static inline void transpose_scaled(const float *from, int64_t ld_from, int rows, int cols,
+                                    float factor, float *to, int64_t ld_to) {
     for (int i = 0; i < rows; i += LANES)
         for (int j = 0; j < cols; j += LANES) {
             vector_t x[LANES];
 #pragma GCC unroll 16
             for (int r = 0; r < LANES; r++) {
                 x[r] = (vector_t){0};
-                if (i + r < rows) x[r] = factor * *(const vector_t *)(from + (i + r) * from_row + j);
+                if (i + r < rows) x[r] = factor * *(const vector_t *)(from + (i + r) * ld_from + j);
             }
-            /* Squares of `half` change places across the diagonal of those twice as large. */
+        /* Swap the off-diagonal squares of size 1 within those of size 2, then 2 within 4 ... */
 #pragma GCC unroll 4
             for (int half = 1; half < LANES; half *= 2) {
                 lanes_t upper, lower;
@@ -130,7 +133,7 @@ static inline void transpose_in_cache(const float *from, int64_t from_row, int r
                 }
             }
 #pragma GCC unroll 16
-            for (int r = 0; r < LANES; r++) *(vector_t *)(to + (int64_t)(j + r) * stride + i) = x[r];
+            for (int r = 0; r < LANES; r++) *(vector_t *)(to + (j + r) * ld_to + i) = x[r];
         }
 }
 

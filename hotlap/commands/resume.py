@@ -1,4 +1,4 @@
-"""Where `hotlap train --resume` goes on: the run, its checkpoint, and the configuration from there."""
+"""`hotlap train --resume`: finds the run and the checkpoint, and the configuration to go on with."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ if TYPE_CHECKING:
     from hotlap.runs.checkpoint import Checkpoint
 
 NEWEST_RUN = "the newest run"
-AT_AN_END = ("finished", "target")
 
 
 class ResumePoint(NamedTuple):
     directory: Path  # of the run
     checkpoint: Checkpoint
-    newest_step: int | None  # of the run's checkpoints; None: this one was asked for, whatever came after it
+    # The step of the run's newest checkpoint; None if the user named a checkpoint, whatever came after it.
+    newest_step: int | None
 
     @property
     def saved_config(self) -> Config:
         return from_json(Config, self.checkpoint.state["config"])
 
     def is_over(self, config: Config) -> bool:
-        """Whether the run has come to its end, and `config` asks for nothing beyond it."""
-        from hotlap.runs.directory import RunDirectory
+        """Whether the run is complete, and `config` does not ask for more."""
+        from hotlap.runs.reader import RunFiles, RunStatus
 
         if self.checkpoint.step != self.newest_step or config != self.saved_config:
             return False
-        summary = RunDirectory(self.directory).read_summary()
-        return summary is not None and summary["status"] in AT_AN_END
+        status = RunFiles(self.directory).read_status()
+        # A run that diverged before its last step may be tried again.
+        did_all_steps = status.is_final and self.checkpoint.step == config.schedule.steps
+        return did_all_steps or status is RunStatus.TARGET
 
 
 def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint:
@@ -53,14 +55,14 @@ def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint
         return ResumePoint(path.parent.parent, store.load(path), None)
     directory = RunDirectory.open(path)
     newest_step = max(store.stored(directory.checkpoints), default=None)
-    checkpoint, passed_over = store.load_latest(directory.checkpoints, fallback=args.fallback)
-    for damage in passed_over:
-        console.print(f"passed over: {damage}", markup=False, soft_wrap=True)
+    checkpoint, skipped = store.load_latest(directory.checkpoints, fallback=args.fallback)
+    for damage in skipped:
+        console.print(f"skipped: {damage}", markup=False, soft_wrap=True)
     return ResumePoint(path, checkpoint, newest_step)
 
 
 def newest_run(runs: Path) -> Path:
-    """The run that trained last; reports, which anyone may write again, do not count."""
+    """The run that trained last, by its metrics; a report may have been written later."""
     found = [path.parent for path in runs.glob("*/config.json")]
     if not found:
         raise CheckpointError(
@@ -70,21 +72,21 @@ def newest_run(runs: Path) -> Path:
 
 
 def _trained_at(run: Path) -> float:
-    grown = (run / "metrics.jsonl", run / "config.json")
-    return max(path.stat().st_mtime for path in grown if path.exists())
+    written = (run / "metrics.jsonl", run / "config.json")
+    return max(path.stat().st_mtime for path in written if path.exists())
 
 
-def resumed_config(args: argparse.Namespace, changes: dict[str, Any], checkpoint: Checkpoint) -> Config:
-    """The checkpoint's configuration with the settings given; a difference has to be allowed."""
-    saved = from_json(Config, checkpoint.state["config"])
+def resumed_config(args: argparse.Namespace, changes: dict[str, Any], point: ResumePoint) -> Config:
+    """The checkpoint's configuration with the given settings; any difference needs --allow-change."""
+    saved, step = point.saved_config, point.checkpoint.step
     if args.recipe is None:
         config = updated(saved, changes)
     else:
         config = resolve(args.recipe, args.size or saved.size, changes)
     check_used(config, changes)
-    if config.schedule.steps < checkpoint.step:
+    if config.schedule.steps < step:
         raise ConfigError(
-            expected=f"at least the {checkpoint.step} steps that the checkpoint has done",
+            expected=f"at least the {step} steps that the checkpoint has done",
             found=f"schedule.steps = {config.schedule.steps}",
             do="train for more steps, or resume from an earlier checkpoint",
         )

@@ -1,4 +1,4 @@
-"""The arguments that `sample`, `eval` and `export` have in common: which trained model, on what device."""
+"""The arguments of `sample`, `eval` and `export` that say which trained model to load, and where."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_model_arguments(parser: Parser) -> None:
         "--checkpoint",
         default="latest",
         metavar="latest|best|PATH",
-        help="which of a run's checkpoints (default: latest)",
+        help="which checkpoint of a run (default: latest)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
     parser.add_argument("--precision", help="auto, float32 or bfloat16 (default: as the run was trained)")
