@@ -22,7 +22,7 @@ from hotlap.config import Config
 from hotlap.hardware import has_native_bf16
 from hotlap.kernels import unavailable
 from hotlap.kernels.cpu import newton_schulz as kernel
-from hotlap.kernels.cpu.muon_maths import KernelMaths
+from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.model import build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim import Muon, orthogonalize, step_coefficients
@@ -47,7 +47,7 @@ def block_matrices(layers: int, width: int) -> list[torch.nn.Parameter]:
 
 def fused(muon: Muon) -> Muon:
     if not unavailable():
-        muon.maths = KernelMaths()
+        muon.math = KernelMath()
     return muon
 
 

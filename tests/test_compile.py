@@ -64,7 +64,7 @@ def test_only_a_long_run_is_compiled_however_fast_the_machine_seems(steps, mode,
 def test_blocks_with_kernels_are_not_compiled(kernel, mode):
     config = updated(resolve("softcap", "pico"), {"schedule.steps": 10**7, "runtime.compile": "auto"})
     installed = Installed((Part("MLP of layers 0-3", kernel, ""), Part("loss", "C")))
-    choice = choose_mode(config, torch.device("cpu"), torch.float32, all_threads=2, installed=installed)
+    choice = choose_mode(config, torch.device("cpu"), torch.float32, num_threads=2, installed=installed)
     assert choice.mode == mode
 
 

@@ -12,7 +12,7 @@ from hotlap.model.head import cross_entropy
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.compile import tokens_at_once
+from hotlap.train.compile import max_micro_batch_tokens
 from hotlap.train.lap import route_parameters
 from tests.kernels_here import needs_kernels, without_kernels
 from tests.tiny import made_up_tokens, make_masking, make_model
@@ -34,7 +34,7 @@ def installed_at_nano(
         model,
         optimizers,
         backend=choose_backend(backend, "cpu"),
-        tokens=tokens_at_once(config, world_size=1),
+        tokens=max_micro_batch_tokens(config, world_size=1),
         compiled=compiled,
     )
 

@@ -5,7 +5,7 @@ import torch
 
 from hotlap.kernels import chunked_loss
 from hotlap.kernels.cpu import head, newton_schulz
-from hotlap.kernels.cpu.muon_maths import KernelMaths
+from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.shares import chunk_tokens, least_tokens, token_parts
 from hotlap.optim.newton_schulz import (
     GRAM_FIRST_SEGMENT,
@@ -81,7 +81,7 @@ def test_newton_schulz_of_zero_of_huge_and_of_what_is_not_a_number() -> None:
     matrices[0] = 0
     matrices[2, 3, 3] = float("nan")
     huge = torch.stack([matrices[0], matrices[1] * 1e30, matrices[2], matrices[3]])
-    found = KernelMaths().orthogonalize(huge, coefficients, torch.float32)
+    found = KernelMath().orthogonalize(huge, coefficients, torch.float32)
     assert found[0].eq(0).all()
     torch.testing.assert_close(found[1], orthogonalize(matrices, coefficients)[1], atol=1e-5, rtol=1e-5)
     assert found[2].isnan().all()
@@ -104,7 +104,7 @@ def test_newton_schulz_runs_in_c_where_each_thread_has_a_matrix_in_its_cache(
     torch.set_num_threads(2)
     calls = []
     monkeypatch.setattr(newton_schulz, "orthogonalize", lambda matrices, *_: calls.append(matrices))
-    KernelMaths().orthogonalize(torch.ones(shape), step_coefficients("quintic", 1), dtype)
+    KernelMath().orthogonalize(torch.ones(shape), step_coefficients("quintic", 1), dtype)
     assert bool(calls) == in_c
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotlap.distributed.launch import FAILURE_FILE_VARIABLE, first_failure, tell_launcher, told_by_a_rank
+from hotlap.distributed.launch import FAILURE_FILE_VARIABLE, first_failure, read_failure, tell_launcher
 from hotlap.errors import ConfigError
 
 MISTAKE = ConfigError(expected="a", found="b", do="c")
@@ -16,11 +16,11 @@ def failure_file(tmp_path, monkeypatch):
 
 
 def test_the_first_mistake_is_told_with_its_rank(failure_file, monkeypatch):
-    assert told_by_a_rank(failure_file) is None
+    assert read_failure(failure_file) is None
     for rank in "31":
         monkeypatch.setenv("RANK", rank)
         assert tell_launcher(MISTAKE)
-    assert str(told_by_a_rank(failure_file)) == "expected a; found on rank 3 b; c"
+    assert str(read_failure(failure_file)) == "expected a; found on rank 3 b; c"
 
 
 def test_a_launcher_and_a_rank_without_one_have_nobody_to_tell(failure_file, monkeypatch):
@@ -49,7 +49,7 @@ def test_a_rank_that_is_killed_while_it_tells_leaves_nothing(failure_file, monke
 @pytest.mark.parametrize("content", [b"", b'{"rank": "0", "expec', b"[]", b"{}", b"\xff"])
 def test_what_cannot_be_read_tells_nothing(failure_file, content):
     failure_file.write_bytes(content)
-    assert told_by_a_rank(failure_file) is None
+    assert read_failure(failure_file) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from hotlap.errors import OptimizerError
 from hotlap.optim import Muon, reference
-from hotlap.optim.chunks import MatrixKind, plan_chunks, plan_owners
+from hotlap.optim.chunks import MatrixSpec, plan_chunks, plan_owners
 from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
 
 
@@ -203,7 +203,7 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing():
         optimizer.load_state_dict(missing)
     with pytest.raises(OptimizerError, match=r"`b`; found shape \(3, 3\)"):
         optimizer.load_state_dict(misshapen)
-    with pytest.raises(OptimizerError, match="`b` in one and not in the other"):
+    with pytest.raises(OptimizerError, match="`b` in only one of the two"):
         Muon({"a": matrix(), "c": matrix()}.items()).load_state_dict(kept)
     for name in weights:
         assert torch.equal(optimizer.state_dict()["state"][name]["momentum"], kept["state"][name]["momentum"])
@@ -252,7 +252,7 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name_before_anything_change
     stepped(weights.values(), optimizer, range(1))
     before = copy.deepcopy((weights, optimizer.state_dict()["state"]))
     weights["bad"].grad[2, 3] = poison
-    with pytest.raises(OptimizerError, match="NaN or infinity in that of `bad`;"):
+    with pytest.raises(OptimizerError, match="NaN or infinity in the gradient of `bad`;"):
         optimizer.step()
     after = optimizer.state_dict()["state"]
     for name in weights:
@@ -280,16 +280,16 @@ def test_a_missing_gradient_is_refused_by_name():
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("count", [1, 3, 4, 7, 13])
 def test_the_plan_gives_each_matrix_one_owner_and_shares_evenly(count, world_size, gather_entries):
-    kinds = [MatrixKind.of(torch.empty(4, 8), 1)] * count + [MatrixKind.of(torch.empty(8, 8), 1)] * 2
-    chunks = plan_chunks(kinds, world_size, gather_entries)
-    assert sorted(index for chunk in chunks for index in chunk.members) == list(range(len(kinds)))
-    assert chunks[0].kind.rows == 8, "the largest first"
+    specs = [MatrixSpec.of(torch.empty(4, 8), 1)] * count + [MatrixSpec.of(torch.empty(8, 8), 1)] * 2
+    chunks = plan_chunks(specs, world_size, gather_entries)
+    assert sorted(index for chunk in chunks for index in chunk.members) == list(range(len(specs)))
+    assert chunks[0].spec.rows == 8, "the largest first"
     for chunk in chunks:
         positions = [position for rank in range(world_size) for position in chunk.owned_by(rank)]
         assert positions == list(range(len(chunk.members)))
         assert all(position in chunk.owned_by(chunk.owner(position)) for position in positions)
-        most = max(1, gather_entries // (chunk.kind.rows * chunk.kind.cols))
+        most = max(1, gather_entries // (chunk.spec.rows * chunk.spec.cols))
         assert world_size == 1 or chunk.per_rank <= most
-    owners = plan_owners(kinds, world_size)
-    shares = [owners[:count].count(rank) for rank in range(world_size)]
-    assert max(shares) - min(shares) <= 1
+    owners = plan_owners(specs, world_size)
+    counts = [owners[:count].count(rank) for rank in range(world_size)]
+    assert max(counts) - min(counts) <= 1

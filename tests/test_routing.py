@@ -133,7 +133,7 @@ def test_every_optimizer_refuses_a_missing_or_broken_gradient_by_name(name):
     train(parameters, optimizers, range(1))
     chosen = next(parameter.tensor for parameter in parameters if parameter.name == name)
     chosen.grad[0, 0] = float("nan")
-    with pytest.raises(OptimizerError, match=f"infinity in that of `{name}`"):
+    with pytest.raises(OptimizerError, match=f"infinity in the gradient of `{name}`"):
         [optimizer.step() for optimizer in optimizers]
     chosen.grad = None
     with pytest.raises(OptimizerError, match=f"none for `{name}`"):
@@ -143,7 +143,7 @@ def test_every_optimizer_refuses_a_missing_or_broken_gradient_by_name(name):
 def test_the_header_says_what_clipping_means_for_muon():
     parameters = make_parameters()
     (note,) = route(parameters, OptimConfig(clip_norm=1.0), 1).notes()
-    assert "only rescales what enters the momentum" in note
+    assert "only changes how much a step contributes to the momentum" in note
     assert route(parameters, OptimConfig(), 1).notes() == []
     assert route(parameters, OptimConfig(matrices="adamw", clip_norm=1.0), 1).notes() == []
 
@@ -179,7 +179,7 @@ def test_state_that_does_not_fit_is_refused_by_name():
         ({k: v for k, v in saved.items() if k != "blocks.0.up/momentum"}, "`blocks.0.up`"),
         ({k: v for k, v in saved.items() if k != "head/exp_avg_sq"}, "`head`"),
         ({**saved, "head/exp_avg": torch.zeros(2, 2)}, r"`head`.*exp_avg of shape \(2, 2\)"),
-        ({**saved, "ghost/momentum": torch.zeros(2, 2)}, "`ghost`, which it does not have"),
+        ({**saved, "ghost/momentum": torch.zeros(2, 2)}, "`ghost`, which the model does not have"),
     ):
         with pytest.raises(CheckpointError, match=message):
             restore_state(optimizers, damaged)

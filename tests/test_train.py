@@ -80,7 +80,7 @@ def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
         f"{choose_backend('auto', 'cpu').name} backend; ",
         "float32 activations",
         "compile off",
-        "dropped an epoch",
+        "dropped per epoch",
         "left out",
         "cpu",
     ):

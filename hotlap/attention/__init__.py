@@ -1,8 +1,8 @@
-"""Attention over packed documents: one mask, and the backends that attend with it.
+"""Attention over packed documents: one mask, and the backends that implement it.
 
-`dense` is the oracle, `flex` the fast path on CUDA, `blocked` trains on every device. The `native` backend,
-in C for float32 on a CPU, is in `hotlap.kernels`, which also chooses the backend of a run. All of them take
-the same `Mask` and must agree, forward and backward.
+`dense` is the reference, `flex` the fast path on CUDA, `blocked` trains on every device. The
+`native` backend, in C for float32 on a CPU, is in `hotlap.kernels`, which also chooses the backend
+of a run. All backends take the same `Mask` and must agree, forward and backward.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hotlap.attention.mask import Mask, previous_tokens
 
 
 class Backend(Protocol):
-    """Plans a mask once per batch, then attends with that plan in every layer."""
+    """Plans a mask once per batch. Every layer then attends with that plan."""
 
     @property
     def name(self) -> str: ...
@@ -28,16 +28,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A backend's plan for the mask of one batch: what the model's layers attend with."""
+    """A backend and its plan for the mask of one batch. The model's `AttentionPlan`."""
 
     backend: Backend
-    layout: Any  # what `backend.plan` returned
+    layout: Any  # the result of `backend.plan`
     mask: Mask
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
         return self.backend.attend(q_THD, k_TGD, v_TGD, self.layout, scale)
 
     def previous(self, tokens_T: Tensor) -> Tensor:
+        """(T,): the token before each one in its document, NO_TOKEN at the start of a document."""
         return previous_tokens(tokens_T, self.mask.documents)
 
 

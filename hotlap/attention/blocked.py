@@ -1,11 +1,12 @@
-"""Masked attention in plain PyTorch, forward and backward, at a cost proportional to the visible block pairs.
+"""Masked attention in plain PyTorch, forward and backward, at a cost linear in the visible tiles.
 
-Made for devices where flex_attention cannot train: CPU and MPS. It walks the batches of `tiles.py`; each is a
-product, a softmax and a product into reused buffers. Two custom operators make it one opaque node inside a
-compiled block; the mask enters as a tensor of fixed shape, so new windows or documents recompile nothing.
+For devices where flex_attention has no backward: CPU and MPS. It iterates over the batches of
+`tiles.py`; each is a matmul, a softmax and a matmul into reused buffers. Two custom operators make
+it one opaque node inside a compiled block. The mask enters as a tensor of fixed shape, so new
+windows or documents do not trigger recompilation.
 
-Shapes: T tokens, H query heads, G key/value heads, R = H / G, D head dim, L keys of a tile, B products a
-batch.
+Shapes: T tokens, H query heads, G key/value heads, R = H / G, D head dim, L keys per tile, B
+matmuls per batch.
 """
 
 import math
@@ -17,22 +18,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotlap.attention.mask import Mask, first_visible_keys
-from hotlap.attention.tiles import TILE, Batch, batches, plan_runs
+from hotlap.attention.tiles import TILE, TileBatch, batches, plan_runs
 
 DEFAULT_SAVED_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
 class BlockedPlan:
-    """One batch's mask, shared by all layers."""
+    """The mask of one batch, shared by all layers."""
 
-    first_key: Tensor  # (T,) int32, on the CPU whatever the device: the tiles are laid out on the host
+    # (T,) int32: query q sees keys first_key[q] … q. Always on the CPU, where tiles are planned.
+    first_key: Tensor
 
 
 @dataclass(frozen=True)
 class BlockedBackend:
-    """`saved_bytes` is how much of its probabilities one call (one layer) may keep for its backward; what
-    does not fit is computed again there. Without gradients nothing is kept."""
+    """Attention in plain PyTorch.
+
+    `saved_bytes` limits the probabilities that one call (one layer) saves for its backward pass,
+    which recomputes the rest. Without gradients nothing is saved.
+    """
 
     saved_bytes: int = DEFAULT_SAVED_BYTES
     name: str = "blocked"
@@ -50,16 +55,16 @@ class BlockedBackend:
 
 def check_shapes(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, first_key: Tensor) -> None:
     T, H, D = q_THD.shape
-    assert k_TGD.shape == v_TGD.shape, f"keys {k_TGD.shape} and values {v_TGD.shape} must have one shape"
+    assert k_TGD.shape == v_TGD.shape, f"keys {k_TGD.shape}, values {v_TGD.shape}: shapes must be equal"
     assert (k_TGD.shape[0], k_TGD.shape[2]) == (T, D), f"queries {q_THD.shape}, keys {k_TGD.shape}"
-    assert H % k_TGD.shape[1] == 0, f"{H} query heads cannot share {k_TGD.shape[1]} key/value heads"
-    assert first_key.shape == (T,), f"a plan for {first_key.shape[0]} tokens, queries for {T}"
+    assert H % k_TGD.shape[1] == 0, f"{H} query heads, not a multiple of {k_TGD.shape[1]} key/value heads"
+    assert first_key.shape == (T,), f"a plan for {first_key.shape[0]} tokens, but {T} queries"
 
 
 class _Layout:
-    """The operands of one call, in the precision of its sums and padded to whole tiles, and views of them.
+    """The operands of one call, in at least float32, padded to whole tiles, with views per batch.
 
-    Padded queries come last and carry no gradient, so they cost a little time and change nothing.
+    Padded queries come last and have zero gradient, so they do not affect the result.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor) -> None:
@@ -67,7 +72,7 @@ class _Layout:
         self.q, self.k, self.v = self.prepare(q), self.prepare(k), self.prepare(v)
         self.num_kv_heads, self.head_dim = k.shape[1], k.shape[2]
         self.heads_per_kv = q.shape[1] // self.num_kv_heads
-        self.rows = self.heads_per_kv * TILE  # queries that meet one key/value head in one tile
+        self.rows = self.heads_per_kv * TILE  # R·TILE: rows of scores per tile and key/value head
         runs = plan_runs(first_key, self.q.dtype, q.device)
         self.batches = batches(runs, self.num_kv_heads, self.heads_per_kv)
 
@@ -77,7 +82,7 @@ class _Layout:
             x = F.pad(x, (0, 0, 0, 0, 0, self.num_tokens - len(x)))
         return x if x.stride(-1) == 1 else x.contiguous()
 
-    def query_view(self, x_THD: Tensor, batch: Batch) -> Tensor:
+    def query_view(self, x_THD: Tensor, batch: TileBatch) -> Tensor:
         """(B, R, TILE, D)"""
         token, head, _ = x_THD.stride()
         between = batch.run.stride * token if batch.num_tiles > 1 else self.heads_per_kv * head
@@ -85,11 +90,11 @@ class _Layout:
         shape = (batch.size, self.heads_per_kv, TILE, self.head_dim)
         return x_THD.as_strided(shape, (between, head, token, 1), x_THD.storage_offset() + start)
 
-    def query_rows(self, x_THD: Tensor, batch: Batch) -> Tensor:
-        """(B, R·TILE, D): a view when R is 1, else a copy of the tile."""
+    def query_rows(self, x_THD: Tensor, batch: TileBatch) -> Tensor:
+        """(B, R·TILE, D): a view if R is 1, else a copy."""
         return self.query_view(x_THD, batch).reshape(batch.size, self.rows, self.head_dim)
 
-    def key_view(self, x_TGD: Tensor, batch: Batch) -> Tensor:
+    def key_view(self, x_TGD: Tensor, batch: TileBatch) -> Tensor:
         """(B, L, D)"""
         token, head, _ = x_TGD.stride()
         between = batch.run.stride * token if batch.num_tiles > 1 else head
@@ -97,11 +102,11 @@ class _Layout:
         shape = (batch.size, batch.run.num_keys, self.head_dim)
         return x_TGD.as_strided(shape, (between, token, 1), x_TGD.storage_offset() + start)
 
-    def scores_shape(self, batch: Batch) -> tuple[int, int, int]:
+    def scores_shape(self, batch: TileBatch) -> tuple[int, int, int]:
         return batch.size, self.rows, batch.run.num_keys
 
     def saved_elements(self, saved_bytes: int) -> int:
-        """The probabilities of the leading batches that fit."""
+        """Number of probabilities in the leading batches that fit into `saved_bytes`."""
         fitting = 0
         for batch in self.batches:
             elements = math.prod(self.scores_shape(batch))
@@ -116,8 +121,8 @@ class _Layout:
     def rows_buffer(self) -> Tensor:
         return self.q.new_empty(max(batch.size for batch in self.batches) * self.rows * self.head_dim)
 
-    def fill_probabilities(self, batch: Batch, scale: float, out: Tensor) -> None:
-        """softmax(scale · Q Kᵀ + bias) into out (B, R·TILE, L)."""
+    def fill_probabilities(self, batch: TileBatch, scale: float, out: Tensor) -> None:
+        """Write softmax(scale · Q·Kᵀ + bias) to `out` (B, R·TILE, L)."""
         keys = self.key_view(self.k, batch).transpose(1, 2)
         torch.baddbmm(out, self.query_rows(self.q, batch), keys, beta=0, alpha=scale, out=out)
         bias = batch.run.bias
@@ -126,7 +131,7 @@ class _Layout:
 
 
 def _front(buffer: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
-    # Contiguous, because a batched product into anything else falls apart into one call per matrix.
+    # Contiguous, because a batched matmul into a strided output runs as one call per matrix.
     return buffer[start : start + math.prod(shape)].view(shape)
 
 
@@ -134,7 +139,7 @@ def _front(buffer: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, saved_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """The output (T, H, D), and the probabilities of as many leading batches as fit `saved_bytes`, flat."""
+    """The output (T, H, D), and the saved probabilities of the leading batches that fit, flat."""
     layout = _Layout(q, k, v, first_key)
     out = layout.q.new_empty(layout.q.shape)
     saved = layout.q.new_empty(layout.saved_elements(saved_bytes))
@@ -158,10 +163,14 @@ def _forward(
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, saved: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the loss with respect to q (T, H, D), k (T, G, D) and v (T, G, D).
+
+    `grad` is the gradient with respect to the output, (T, H, D).
+    """
     layout = _Layout(q, k, v, first_key)
     grad_out = layout.prepare(grad)
     grad_q = layout.q.new_empty(layout.q.shape)
-    # Transposed, so that the long side of a product, the keys, is the side a matrix product runs along.
+    # Transposed to (G, D, T), so that the keys, the long dimension, are contiguous in the matmul.
     grad_k_GDT = layout.k.new_zeros(layout.num_kv_heads, layout.head_dim, layout.num_tokens)
     grad_v_GDT = torch.zeros_like(grad_k_GDT)
     scores, grad_scores, rows, used = (*(layout.scores_buffer() for _ in range(2)), layout.rows_buffer(), 0)
@@ -200,8 +209,8 @@ def _backward(
     )
 
 
-def _grad_key_view(x_GDT: Tensor, batch: Batch) -> Tensor:
-    """(B, D, L); the keys of a batch never overlap, so adding to it is well defined."""
+def _grad_key_view(x_GDT: Tensor, batch: TileBatch) -> Tensor:
+    """(B, D, L). The keys of a batch do not overlap, so adding to the view in place is safe."""
     head, dim, token = x_GDT.stride()
     between = batch.run.stride * token if batch.num_tiles > 1 else head
     shape = (batch.size, x_GDT.shape[1], batch.run.num_keys)
@@ -214,7 +223,7 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, saved_bytes: int
 ) -> tuple[Tensor, Tensor]:
     del k, v, first_key, scale
-    # How much fits depends on the mask's values, so the compiler must treat the size as unknown.
+    # The size depends on the values of the mask, so the compiler must treat it as dynamic.
     elements = torch.library.get_ctx().new_dynamic_size(min=0) if saved_bytes > 0 else 0
     saved = q.new_empty(elements, dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty(q.shape), saved
@@ -233,7 +242,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     _, saved = output
     ctx.scale = scale
     ctx.save_for_backward(q, k, v, first_key, saved)
-    # Otherwise autograd would fill a zero gradient as large as the saved probabilities.
+    # Otherwise autograd would allocate a zero gradient as large as the saved probabilities.
     ctx.mark_non_differentiable(saved)
     ctx.set_materialize_grads(False)
 

@@ -1,7 +1,7 @@
-"""The plainest masked attention there is: the T×T mask, a softmax, two products.
+"""Reference attention: a T×T mask, a matmul, a softmax, a matmul.
 
-Every other backend is measured against this one. It costs T² time and memory whatever the mask, so it serves
-tests and small comparisons; it makes no promise of speed.
+Tests compare every other backend with this one. It takes O(T²) time and memory for any mask, so it
+is for tests and small comparisons only.
 
 Shapes: T tokens, H query heads, G key/value heads (H is a multiple of G), D head dim.
 """
@@ -15,7 +15,7 @@ from hotlap.attention.mask import Mask
 
 
 def visible_pairs(mask: Mask) -> Tensor:
-    """(T, T) bool, rows are queries: the mask's definition, written out."""
+    """(T, T) bool, rows are queries: the definition of `Mask`."""
     positions = torch.arange(len(mask.documents), device=mask.documents.device)
     query, key = positions[:, None], positions[None, :]
     causal = key <= query
@@ -29,7 +29,7 @@ def visible_pairs(mask: Mask) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseBackend:
-    """The oracle, in the shape of a backend."""
+    """The reference as a backend."""
 
     name: str = "dense"
 

@@ -1,7 +1,8 @@
-"""Masked attention by `torch.nn.attention.flex_attention`: the fast path on CUDA, forward and backward.
+"""Masked attention by FlexAttention (https://pytorch.org/blog/flexattention/), fast on CUDA.
 
-The block lists of `masks.py` say which key blocks a query block visits; the mask function decides inside
-partial blocks only. Off CUDA only the forward works, slowly, which is how tests prove the lists anywhere.
+The block lists of `mask.py` give the key blocks that each query block visits. The mask function is
+evaluated only inside partial blocks. On other devices only the forward pass works, slowly, which is
+enough for tests of the block lists.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hotlap.attention.mask import Mask, block_lists
 
 
 def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The mask as a function of indices, in the shape flex_attention asks for."""
+    """The mask as a `mask_mod` of flex_attention: a function of batch, head, query and key."""
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
@@ -41,7 +42,7 @@ class FlexBackend:
     name: str = "flex"
 
     def plan(self, mask: Mask) -> BlockMask:
-        # flex wants a batch and a head dimension; one of each serves all heads.
+        # flex_attention expects batch and head dimensions; size 1 broadcasts over all heads.
         partial_counts, partial_indices, full_counts, full_indices = (
             x[None, None] for x in block_lists(mask)
         )
@@ -57,7 +58,8 @@ class FlexBackend:
         )
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: BlockMask, scale: float) -> Tensor:
-        # Inside a compiled block the compiler fuses the plain call; outside, it would build the T×T scores.
+        # Uncompiled, flex_attention materializes the T×T scores. Inside a compiled block the
+        # compiler fuses the call.
         alone_on_cuda = q_THD.is_cuda and not torch.compiler.is_compiling()
         attention = _compiled_flex_attention() if alone_on_cuda else flex_attention
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THD, k_TGD, v_TGD))

@@ -1,7 +1,7 @@
-"""What a query sees at a step of a run: the one rule behind training, validation and sampling.
+"""What a query sees at a given step of a run, for training, validation and sampling alike.
 
-The same rule in two forms: the mask of a whole sequence, and the first visible position of one query, which
-tells a cache what it may forget. The window grows with the step, on the schedule of the run.
+The rule has two forms: the mask of a whole sequence, and the first visible position of one query,
+before which a KV cache can drop its entries. The window follows the schedule of the run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hotlap.config import Config, ScheduleConfig
 
 
 def window_tokens(step: int, schedule: ScheduleConfig) -> int:
-    """The attention window after `step` updates: linear from start to end, rounded down to its multiple.
+    """The attention window after `step` updates: linear from start to end, rounded down.
 
-    All integers, so that no rounding of a fraction can shift the step at which the window grows.
+    Uses integers only, so that float rounding cannot shift the step at which the window grows.
     """
     steps = schedule.steps
     start, end = schedule.window_start_tokens, schedule.window_end_tokens
@@ -30,14 +30,14 @@ def window_tokens(step: int, schedule: ScheduleConfig) -> int:
 @dataclass(frozen=True)
 class Visibility:
     unit: Literal["tokens", "blocks", "unlimited"]
-    window_tokens: int  # the most keys that a query sees; whole blocks if the window counts blocks
+    window_tokens: int  # maximum number of visible keys; whole blocks if the unit is blocks
     block_size: int
     end_of_text: int
-    starts_document: int  # the token that hides all before it: end_of_text, or NO_TOKEN without such a mask
+    starts_document: int  # end_of_text, or NO_TOKEN without a document mask
 
     @classmethod
     def at_step(cls, config: Config, step: int, end_of_text: int) -> Visibility:
-        """After `step` updates of a run. Without a window a query sees its whole context: one sequence."""
+        """After `step` updates. Without a window a query sees all of its sequence."""
         unit = config.attention.window_unit
         if unit == "unlimited":
             window = config.batch.sequence_tokens
@@ -54,11 +54,11 @@ class Visibility:
 
     @property
     def window(self) -> int:
-        """The window in the unit of the mask: in blocks if it counts blocks, else in tokens."""
+        """The window in blocks if the unit is blocks, else in tokens."""
         return self.window_tokens // self.block_size if self.unit == "blocks" else self.window_tokens
 
     def first_visible(self, position: int) -> int:
-        """The first position inside the window of a query, whatever the documents; may be negative."""
+        """First position in the window of a query, ignoring documents. May be negative."""
         if self.unit == "unlimited":
             return 0
         if self.unit == "tokens":
@@ -66,13 +66,13 @@ class Visibility:
         return (position // self.block_size - self.window + 1) * self.block_size
 
     def mask(self, tokens_T: Tensor, chunk_tokens: int | None = None, window: Tensor | None = None) -> Mask:
-        """The mask of a sequence. With `chunk_tokens`, every run of so many tokens is a document of its own.
+        """The mask of a sequence. With `chunk_tokens`, every multiple of it starts a document.
 
-        `window`: a tensor that holds the window, for callers that keep one on their device.
+        `window` is the window as a () int32 tensor, for callers that keep one on the device.
         """
         documents = document_ids(tokens_T, self.starts_document, chunk_tokens)
         if window is None:
-            # Without a window every key of the sequence is within it, however long the sequence is.
+            # Unlimited means the whole sequence, whatever its length.
             size = len(tokens_T) if self.unit == "unlimited" else self.window
             window = torch.tensor(size, dtype=torch.int32, device=tokens_T.device)
         return Mask(documents, window, "blocks" if self.unit == "blocks" else "tokens", self.block_size)

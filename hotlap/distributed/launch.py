@@ -1,8 +1,8 @@
-"""`hotlap train --procs N`: the same command under torchrun's own launcher, on this machine.
+"""`hotlap train --procs N`: the same command in N local processes, with torchrun's launcher.
 
-A worker leaves the mistake that ended it in a file instead of printing it, so that the launcher can say in
-one line which rank failed and why, instead of a report about processes. Ctrl-C, SIGTERM and SIGHUP reach the
-launcher only, and torch's hands them on: the workers save as one process does. No worker outlives it.
+A worker that fails writes its error to a file instead of printing it. The launcher then prints one
+line that says which rank failed and why. The launcher forwards Ctrl-C, SIGTERM and SIGHUP to the
+workers, which save a checkpoint as a single process does. No worker outlives the launcher.
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ from hotlap.distributed.signals import stop_signals
 from hotlap.errors import INTERRUPTED, HotlapError, TrainingError
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
-# What torch's launcher gives workers to end after a signal before it kills them: its own 30 s are few for
-# a long step and a save. Older releases of torch leave it at that.
+# How long torch's launcher waits for workers after a signal before it kills them. The default is
+# short for a long step and a save. Older releases of torch ignore the variable.
 SECONDS_TO_SAVE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 120
-SECONDS_TO_DIE = 10  # what the system may need for a killed process
+SECONDS_TO_DIE = 10  # how long to wait for a killed process to exit
 
 
 def launch(procs: int, arguments: Sequence[str]) -> int:
-    """Run `hotlap` with these arguments in `procs` processes; returns the exit code when all are done."""
+    """Run `hotlap` with `arguments` in `procs` processes.
+
+    Returns the exit code once all have exited.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Torch's reports about processes. Not by the logger's name: the modules below it set levels of their own.
+    # Silences torch's reports about its workers. Setting the level of a parent logger is not
+    # enough, because torch's modules set their own levels.
     logging.disable(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="hotlap-launch-") as folder:
         failure_file = Path(folder) / "failure.json"
@@ -55,17 +59,17 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
-            # Or else the name of this machine, which not every resolver knows.
+            # The default is the hostname, which does not resolve on every machine.
             local_addr="127.0.0.1",
-            **torch_handles_only("SIGQUIT"),
+            **torch_signals_option("SIGQUIT"),
         )
         try:
-            with ended_workers():
+            with kill_workers_on_exit():
                 elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
         except SignalException:
-            mistake = told_by_a_rank(failure_file)
-            if mistake is not None:
-                raise mistake from None
+            error = read_failure(failure_file)
+            if error is not None:
+                raise error from None
             return INTERRUPTED
         except ChildFailedError as failed:
             rank, exit_code = first_failure(
@@ -73,13 +77,15 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
             )
             if exit_code == INTERRUPTED:
                 return INTERRUPTED
-            raise told_by_a_rank(failure_file) or died(procs, rank, exit_code) from None
+            raise read_failure(failure_file) or rank_died(procs, rank, exit_code) from None
     return 0
 
 
-def torch_handles_only(signals: str) -> dict[str, Any]:
-    """Keep torch's handlers from replacing ours: at a second signal they would wait for the workers once
-    more, and leave them behind at a third. Older releases of torch cannot be kept from it.
+def torch_signals_option(signals: str) -> dict[str, Any]:
+    """The LaunchConfig option that makes torch handle only these `signals`.
+
+    Torch's handlers would replace ours. They wait for the workers again at a second signal and
+    leave them running at a third. Older releases of torch do not have the option.
     """
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -88,9 +94,11 @@ def torch_handles_only(signals: str) -> dict[str, Any]:
 
 
 @contextmanager
-def ended_workers() -> Iterator[None]:
-    """No worker outlives this `with`. The first signal is raised for torch, which hands it on and waits; a
-    second Ctrl-C kills the workers.
+def kill_workers_on_exit() -> Iterator[None]:
+    """Kill all workers that are still running when the `with` block ends.
+
+    The first signal raises torch's SignalException: torch forwards the signal to the workers and
+    waits for them. A second Ctrl-C kills the workers.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -107,13 +115,13 @@ def ended_workers() -> Iterator[None]:
     try:
         yield
     finally:
-        kill_workers()  # before a further Ctrl-C could get in its way
+        kill_workers()  # while our handlers are active: another Ctrl-C must not interrupt it
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def kill_workers() -> bool:
-    """Whatever this process has started and is still alive; says whether there was any."""
+    """Kill all child processes. Returns whether there were any."""
     workers = psutil.Process().children(recursive=True)
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,20 +130,20 @@ def kill_workers() -> bool:
     return bool(workers)
 
 
-def tell_launcher(mistake: HotlapError) -> bool:
-    """Leave a worker's reason for failing where the launcher finds it; False where there is none.
+def tell_launcher(error: HotlapError) -> bool:
+    """Write a worker's error to the failure file. Returns False without a launcher to read it.
 
-    The first one counts: the other ranks fail because of it. It gets its name when it is whole, because a
-    rank may be killed while it writes.
+    The first error is kept, because the other ranks fail as a result of it. The file is written
+    under a temporary name and then linked, because a rank can be killed while it writes.
     """
     path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
     if path is None or rank is None:
         return False
-    reason = {"rank": rank, "expected": mistake.expected, "found": mistake.found, "do": mistake.do}
-    whole = Path(f"{path}.{rank}")
+    reason = {"rank": rank, "expected": error.expected, "found": error.found, "do": error.do}
+    temporary = Path(f"{path}.{rank}")
     try:
-        whole.write_text(json.dumps(reason))
-        os.link(whole, path)
+        temporary.write_text(json.dumps(reason))
+        os.link(temporary, path)
     except FileExistsError:
         pass
     except OSError:
@@ -143,8 +151,8 @@ def tell_launcher(mistake: HotlapError) -> bool:
     return True
 
 
-def told_by_a_rank(failure_file: Path) -> TrainingError | None:
-    """What a rank has left there; None where none did, or not in a way that can be read."""
+def read_failure(failure_file: Path) -> TrainingError | None:
+    """The error that a rank wrote to the failure file; None if there is no readable one."""
     try:
         reason = json.loads(failure_file.read_text())
         found = f"on rank {reason['rank']} {reason['found']}"
@@ -154,20 +162,21 @@ def told_by_a_rank(failure_file: Path) -> TrainingError | None:
 
 
 def first_failure(failures: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
-    """(rank, exit code) of the failure that caused the others, out of (rank, exit code, second).
+    """(rank, exit code) of the failure that caused the others, from (rank, exit code, second).
 
-    The others notice a killed rank and leave within the same second, but torch's own SIGTERM only follows.
+    When a rank is killed, the others notice and exit within about a second. Torch's SIGTERM to the
+    remaining ranks is a consequence, not a cause.
     """
     in_order = sorted(failures, key=lambda failure: failure[2])
-    at_once = [(rank, exit_code) for rank, exit_code, second in in_order if second <= in_order[0][2] + 1]
-    killed = [one for one in at_once if one[1] < 0 and one[1] != -signal.SIGTERM]
-    return (killed or at_once)[0]
+    simultaneous = [(rank, exit_code) for rank, exit_code, second in in_order if second <= in_order[0][2] + 1]
+    killed = [one for one in simultaneous if one[1] < 0 and one[1] != -signal.SIGTERM]
+    return (killed or simultaneous)[0]
 
 
-def died(procs: int, rank: int, exit_code: int) -> TrainingError:
+def rank_died(procs: int, rank: int, exit_code: int) -> TrainingError:
     how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
     return TrainingError(
         expected=f"all {procs} processes to finish",
         found=f"rank {rank} ended {how}",
-        do="see its output above; `--resume` goes on from the last checkpoint",
+        do="see its output above; continue from the last checkpoint with `--resume`",
     )

@@ -1,7 +1,7 @@
-"""The place of this process among the others: found in torchrun's environment, or world size one without it.
+"""Rank, world size and device of this process, from torchrun's environment if it is set.
 
-The rest of the package takes a `Distributed` and does not look at the environment. The process group exists
-exactly as long as `process_group` is entered, whatever ends it.
+The rest of the package takes a `Distributed` and does not read the environment. The process group
+exists while the context manager `process_group` is active, and is destroyed on any exit from it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T = TypeVar("T")
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-# Groups whose time is over, kept to the end of the process. Whoever frees a gloo group waits for its threads,
-# holding Python's lock, for which one of them may be waiting to let go of the last exchange's tensor.
-_ended_groups: list[dist.ProcessGroup | None] = []
+# Destroyed groups, kept alive until the process exits. Freeing a gloo group joins its threads while
+# holding the GIL, and one of them may need it to release the last collective's tensor: a deadlock.
+_destroyed_groups: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True)
 class Distributed:
-    """`rank` counts over all nodes, `local_rank` on this one. `has_group` is false without torchrun."""
+    """`rank` is global, `local_rank` is per node. `has_group` is False without torchrun."""
 
     rank: int
     local_rank: int
@@ -45,13 +45,16 @@ class Distributed:
 
 
 def read_environment(device_type: str, environment: Mapping[str, str]) -> Distributed:
-    """Where torchrun's variables put this process. None set: alone. Some missing or wrong: refused."""
+    """Read torchrun's variables.
+
+    World size 1 if none is set; an error if some are missing or invalid.
+    """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Distributed(0, 0, 1, 1, _device(device_type, 0), has_group=False)
     missing = [name for name in _TORCHRUN_VARIABLES if name not in environment]
     if missing:
         raise _malformed(f"{missing[0]} unset")
-    # Whoever sets the variables by hand may leave this one out.
+    # Optional, for environments that are set by hand.
     given = {"LOCAL_WORLD_SIZE": "1", **environment}
     numbers = {}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
@@ -70,7 +73,7 @@ def read_environment(device_type: str, environment: Mapping[str, str]) -> Distri
 
 @contextmanager
 def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Distributed]:
-    """Join the other processes for the length of a `with`; a barrier lets all start together."""
+    """Initialize the process group, wait for all ranks, and destroy the group on exit."""
     distributed = read_environment(device_type, os.environ)
     if distributed.device.type == "cuda":
         torch.cuda.set_device(distributed.device)
@@ -83,19 +86,19 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
         rank=distributed.rank,
         world_size=distributed.world_size,
         timeout=timeout,
-        # Binding the device makes NCCL connect now, not within the first timed step.
+        # With a device, NCCL connects now instead of in the first timed step.
         device_id=distributed.device if on_cuda else None,
     )
     try:
         dist.barrier()
         yield distributed
     finally:
-        _ended_groups.append(dist.group.WORLD)
+        _destroyed_groups.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
-def from_main_rank(value: T) -> T:
-    """The main rank's value, on every rank: for what is measured, and so differs, but must be the same."""
+def broadcast_from_main(value: T) -> T:
+    """The main rank's value, on every rank: for decisions that ranks might make differently."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -110,8 +113,8 @@ def _device(device_type: str, local_rank: int) -> torch.device:
     if local_rank >= count:
         raise DeviceError(
             expected="a CUDA device for each process of this node",
-            found=f"{count} devices, process {local_rank}",
-            do="start torchrun with --nproc-per-node of at most that number",
+            found=f"{count} devices, local rank {local_rank}",
+            do=f"start torchrun with --nproc-per-node of at most {count}",
         )
     return torch.device("cuda", local_rank)
 

@@ -1,5 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal ask a run to stop after its step and save; a second Ctrl-C ends it
-at once. A second SIGTERM does not: a race that is interrupted sends one after the terminal's Ctrl-C.
+"""Stop requests. Ctrl-C, SIGTERM or SIGHUP makes a run finish its step, save and stop.
+
+A second Ctrl-C exits immediately. A second SIGTERM does not: an interrupted race sends SIGTERM
+after the terminal has sent Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from hotlap.errors import INTERRUPTED
 
 
 class StopRequest:
-    """Within a `with`, signals set `requested` instead of ending the process."""
+    """Inside the `with` block, stop signals set `requested` instead of ending the process."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -28,12 +30,12 @@ class StopRequest:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
-            # Not sys.exit: a rank may be waiting in a collective that never returns.
+            # Not sys.exit, because the rank may be blocked in a collective that never returns.
             os._exit(INTERRUPTED)
         self.requested = True
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask to stop. With nohup a closed terminal does not."""
-    closed_terminal = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *closed_terminal]
+    """SIGINT, SIGTERM and SIGHUP. SIGHUP is left out if it is ignored, as under nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]

@@ -24,7 +24,7 @@ from hotlap.kernels.cpu import head, mlp, row_rms
 from hotlap.kernels.cpu.attention_backend import NativeBackend
 from hotlap.kernels.cpu.block import FusedBlock
 from hotlap.kernels.cpu.library import unavailable
-from hotlap.kernels.cpu.muon_maths import KernelMaths
+from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.shares import least_tokens
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
@@ -126,7 +126,7 @@ def install(
         _attention_part(model, backend),
         *_install_blocks(model, no_kernels, tokens, compiled),
         _install_loss(model, no_kernels, tokens),
-        *(_install_maths(optimizer, no_kernels) for optimizer in optimizers),
+        *(_install_math(optimizer, no_kernels) for optimizer in optimizers),
     ]
     return Installed(tuple(parts))
 
@@ -209,14 +209,14 @@ def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Par
     return Part("loss", kernel)
 
 
-def _install_maths(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:
+def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     name = type(optimizer).__name__
     if no_kernels is None and not all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
         no_kernels = "weights in other precisions than float32"
     if isinstance(optimizer, Muon) and no_kernels is None:
         name = "Newton-Schulz"
-        optimizer.maths = KernelMaths()
+        optimizer.math = KernelMath()
     elif isinstance(optimizer, RowRms) and no_kernels is None:
         optimizer.step_rows = row_rms.step_rows
     else:

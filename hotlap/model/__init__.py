@@ -1,7 +1,7 @@
-"""The models: embedding, U-Net of transformer blocks, softcapped head; and plain GPT-2 as the baseline.
+"""The models: a U-Net of transformer blocks with a softcapped head, and GPT-2 as the baseline.
 
-Distribution, devices and logging stay outside. `build_model` gives the one that a configuration names; both
-have the same interface.
+No distribution, devices or logging here. `build_model` returns the model that a configuration
+names. Both have the same interface.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ __all__ = ["GPT", "GPT2", "build_model"]
 
 
 def build_model(config: ModelConfig, max_tokens: int, dtype: torch.dtype = torch.float32) -> GPT | GPT2:
-    """A model for packed sequences of up to `max_tokens`, computing in `dtype`, freshly initialised."""
+    """A newly initialized model for packed sequences of up to `max_tokens` tokens, in `dtype`."""
     kind = GPT if config.architecture == "speedrun" else GPT2
     return kind(config, max_tokens, dtype)

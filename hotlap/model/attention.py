@@ -1,7 +1,8 @@
-"""Self-attention with normalized queries and keys, rotary positions and mixed-in values.
+"""Self-attention with QK norm, rotary position embeddings and value embeddings.
 
-Shapes: T tokens, C width, H query heads, G key/value heads, D head dim. Which token sees which is decided by
-the attention plan that the layer is given.
+The attention plan decides which keys a query sees.
+
+Shapes: T tokens, C width, H query heads, G key/value heads, D head dim.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from hotlap.model.rotary import Rotation, rotate
 
 
 class AttentionPlan(Protocol):
-    """What the tokens of a batch see of those before them: a backend's plan, or a layer's cache."""
+    """How queries attend to keys: a backend and the mask of a batch, or the KV cache of a layer."""
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float) -> Tensor:
-        """Masked attention, (T, H, D)."""
+        """Masked attention: (T, H, D) queries, (T, G, D) keys and values → (T, H, D)."""
         ...
 
     def previous(self, tokens_T: Tensor) -> Tensor:
-        """The token before each of these in its document, −1 before the first; (T,)."""
+        """(T,): the token before each one in its document, −1 at the start of a document."""
         ...
 
 
@@ -54,10 +55,14 @@ class Attention(nn.Module):
         return self.out(y_THD.flatten(-2))
 
     def heads(self, features_TF: Tensor) -> Tensor:
+        """(T, heads · D) → (T, heads, D)"""
         return features_TF.unflatten(-1, (-1, self.head_dim))
 
     def mix_values(self, v_TGD: Tensor, value_embedding_TGD: Tensor | None) -> Tensor:
-        """λ₀·v + λ₁·value_embedding; with one λ: (1 − λ)·v + λ·value_embedding, of v itself if it is None."""
+        """λ₀·v + λ₁·value_embedding, or with a single λ: (1 − λ)·v + λ·value_embedding.
+
+        Without a value embedding, the single λ mixes v with itself, and λ₁ is unused.
+        """
         if self.value_mix is None:
             return v_TGD
         if value_embedding_TGD is not None:

@@ -1,10 +1,12 @@
-"""Bigram embeddings: rows of a table, chosen by a hash of a token and the one before it.
+"""Bigram embeddings: rows of a table, indexed by a hash of a token and the one before it.
 
-They give every token what a shallow model would spend a layer of attention on, and cost a look-up. Pairs that
-share a row share its features, so the hash matters. Tokens are numbered about in the order of how frequent
-they are, which puts the frequent pairs close to each other in the plane of (previous, token). A lattice in
-that plane with the golden ratio as its slope keeps pairs that are close in different rows, where a random
-hash would let frequent ones meet by chance. Shapes: T tokens, C width.
+They give every token information for which a shallow model would need a layer of attention, at the
+cost of a lookup. Pairs that collide share a row, so the hash matters. Token ids roughly follow
+frequency, which puts frequent pairs close together in the (previous, token) plane. A lattice hash
+with a golden-ratio stride maps nearby pairs to different rows; under a random hash, frequent pairs
+would collide by chance.
+
+Shapes: T tokens, C width.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def previous_stride(num_rows: int) -> int:
-    """How many rows on the next previous token is. Coprime to their number, so that none is left out."""
+    """Rows between two consecutive previous tokens.
+
+    Coprime to `num_rows`, so that every row is used.
+    """
     stride = max(1, round(num_rows / GOLDEN_RATIO))
     while math.gcd(stride, num_rows) != 1:
         stride += 1
@@ -29,12 +34,12 @@ def previous_stride(num_rows: int) -> int:
 
 
 def bigram_rows(tokens_T: Tensor, previous_T: Tensor, num_rows: int) -> Tensor:
-    """(T,) int64: the row of each pair. −1, which stands before a document's first token, pairs like any."""
+    """(T,) int64: the row of each pair. The previous token is −1 at the start of a document."""
     return (previous_stride(num_rows) * previous_T.long() + tokens_T.long()) % num_rows
 
 
 class PairTable(Table):
-    """A `Table` that another optimizer group may take: a step touches few of its rows."""
+    """A `Table` with its own role: few of its rows have a gradient per step, as RowRms expects."""
 
     roles: ClassVar[dict[str, Role]] = {"weight": "pairs"}
 
@@ -43,7 +48,7 @@ class BigramEmbedding(nn.Module):
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()
         self.table = PairTable(num_rows, width)
-        # What a pair adds to its token is learned from nothing.
+        # Zero, so that a new model adds nothing to the token embedding.
         nn.init.zeros_(self.table.weight)
 
     def forward(self, tokens_T: Tensor, previous_T: Tensor) -> Tensor:

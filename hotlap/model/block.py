@@ -1,4 +1,4 @@
-"""A transformer block: the residual stream mixed with the embedding, attention, MLP.
+"""A transformer block: mix the embedding into the residual stream, then attention, then MLP.
 
 Shapes: T tokens of one packed sequence, C width.
 """
@@ -19,7 +19,7 @@ from hotlap.model.rotary import Rotation
 
 
 class SkipConnection(NamedTuple):
-    """The output of an encoder block, and the weight with which a decoder block adds it to its input."""
+    """The output of an encoder block and its weight in the input of a decoder block."""
 
     x: Tensor  # (T, C)
     weight: Tensor  # ()
@@ -49,7 +49,7 @@ class Block(nn.Module):
         return x + self.mlp(norm(x))
 
     def mix(self, x: Tensor, x0: Tensor, skip: SkipConnection | None) -> Tensor:
-        """The stream, with the skip connection added, and the embedding x0, each times a learned weight."""
+        """λ₀ · (x + skip) + λ₁ · x0, where x0 (T, C) is the normalized embedding."""
         if skip is not None:
             x = x + skip.weight * skip.x
         return self.residual_mix[0] * x + self.residual_mix[1] * x0

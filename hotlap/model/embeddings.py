@@ -1,7 +1,7 @@
-"""Value embeddings: tables indexed by the input token whose rows are mixed into the values of attention.
+"""Value embeddings: tables indexed by the input token and mixed into the attention values.
 
-Which layer uses which table is the configuration's `value_table_of_layer`. Tables are kept apart or, as the
-earlier records did, side by side in one wide table; both compute the same.
+`value_table_of_layer` of the configuration assigns tables to layers. The tables are separate or, as
+in the earlier records, concatenated into one wide table. Both compute the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ValueEmbeddings(nn.Module):
         self.tables = nn.ModuleList(Table(config.vocab_size, width) for width in widths)
 
     def forward(self, tokens_T: Tensor) -> list[Tensor | None]:
-        """For each layer the values to mix in, (T, kv heads, head dim), or None."""
+        """Per layer, the values to mix in, (T, kv heads, head dim), or None."""
         rows = [table(tokens_T) for table in self.tables]
         if len(rows) < self.num_tables:
             rows = list(rows[0].chunk(self.num_tables, dim=-1))

@@ -1,8 +1,10 @@
-"""The records' language model, top to bottom: embedding, encoder half, decoder half, head.
+"""The language model of the records, top to bottom: embedding, encoder half, decoder half, head.
 
-It takes one packed sequence of tokens and one attention plan per layer, and computes in a given dtype.
-Encoder outputs return to the decoder half as skip connections, last one first (U-Net). Shapes: T tokens,
-C width, V vocabulary with padding.
+The architecture is that of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt). The
+model takes one packed sequence of tokens and one attention plan per layer. Encoder outputs enter
+the decoder half as skip connections, last one first (U-Net).
+
+Shapes: T tokens, C width, V padded vocabulary, G key/value heads, D head dim.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class GPT(nn.Module):
         self.value_embeddings = ValueEmbeddings(config)
         self.rotary = Rotary(config.head_dim, config.rotary, config.rotary_base, max_tokens)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        # In decoder order: the first belongs to the encoder's last output.
+        # In decoder order: the first one weights the output of the last encoder block.
         self.skip_weights = nn.Parameter(torch.ones(self.num_skips))
         self.head = Head(config.width, config.padded_vocab_size, config.softcap)
         self.loss: Loss = cross_entropy
@@ -53,14 +55,14 @@ class GPT(nn.Module):
         plans: Sequence[AttentionPlan],
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
-        """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
+        """Cross entropy in nats, float32: the mean or the sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)
         return self.loss(x_TC, self.head.weight, targets_T, self.head.softcap, reduction=reduction)
 
     def hidden(
         self, tokens_T: Tensor, plans: Sequence[AttentionPlan], positions_T: Tensor | None = None
     ) -> Tensor:
-        """The input of the head, (T, C). Without positions, the tokens start a sequence."""
+        """(T, C): the input of the head. `positions_T` defaults to 0 … T − 1."""
         if positions_T is None:
             rotation = self.rotary(tokens_T.numel(), self.dtype)
         else:
@@ -85,9 +87,10 @@ class GPT(nn.Module):
         return norm(x)
 
     def first_layer_values(self, x0_TC: Tensor) -> list[Tensor | None]:
-        """The first layer's values for every later one (value residual, https://arxiv.org/abs/2410.17897).
+        """The values of the first layer, (T, G, D), for every later layer; None for the first.
 
-        Computed a second time here, so that a block returns only the stream; a compiler merges the two.
+        This is the value residual (https://arxiv.org/abs/2410.17897). The values are computed a
+        second time here, so that a block returns only the residual stream. A compiler merges them.
         """
         block = cast(Block, self.blocks[0])
         attention = cast(Attention, block.attention)
@@ -95,6 +98,6 @@ class GPT(nn.Module):
         return [None, *[values_TGD] * (self.config.num_layers - 1)]
 
     def logits(self, x_TC: Tensor) -> Tensor:
-        """Softcapped logits (T, vocabulary without padding), float32."""
+        """Softcapped logits (T, unpadded vocabulary), float32."""
         logits_TV: Tensor = self.head(x_TC)
         return logits_TV[..., : self.config.vocab_size]

@@ -1,7 +1,8 @@
-"""The baseline: GPT-2 as nanoGPT trains it, so that every gain of the recipes has a zero to be measured from.
+"""The baseline: GPT-2 as nanoGPT (https://github.com/karpathy/nanoGPT) trains it.
 
-Learned positions, LayerNorm, GELU, full causal attention over a fixed context, head tied to the embedding,
-no biases. Its interface is that of `GPT`; the attention plans it is given are used only when sampling.
+Learned positions, LayerNorm, GELU, full causal attention over a fixed context, head tied to the
+embedding, no biases. Same interface as `GPT`; attention plans are used only for sampling.
+
 Shapes: B sequences, S tokens of context, T = B·S tokens, C width, H heads, D head dim.
 """
 
@@ -20,7 +21,7 @@ from hotlap.model.head import Loss, cross_entropy, softcapped
 from hotlap.model.layers import Matrix, Table
 from hotlap.model.roles import Role
 
-# GPT-2's: every weight starts this small, those that write to the residual stream smaller with depth.
+# GPT-2's. Weights that write to the residual stream are scaled down further, by 1/√(2 · layers).
 INITIAL_STD = 0.02
 
 
@@ -84,7 +85,7 @@ class GPT2(nn.Module):
         plans: Sequence[AttentionPlan] | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
-        """The cross entropy of the targets in nats, float32, its mean or sum over the tokens."""
+        """Cross entropy in nats, float32: the mean or the sum over the tokens."""
         x_TC = self.hidden(tokens_T, plans)
         return self.loss(x_TC, self.embed.weight, targets_T, self.config.softcap, reduction=reduction)
 
@@ -94,10 +95,10 @@ class GPT2(nn.Module):
         plans: Sequence[AttentionPlan] | None = None,
         positions_T: Tensor | None = None,
     ) -> Tensor:
-        """The input of the head, (T, C). Without plans the tokens are whole contexts, one after another."""
+        """(T, C): the input of the head. Without plans, T must be a multiple of the context."""
         count = tokens_T.numel()
         context = min(count, self.max_tokens) if plans is None else count
-        assert count % context == 0, f"{count} tokens are not whole contexts of {context}"
+        assert count % context == 0, f"{count} tokens are not a multiple of the context of {context}"
         if positions_T is None:
             positions_T = torch.arange(context, device=tokens_T.device).repeat(count // context)
         x = (self.embed(tokens_T) + self.positions(positions_T)).to(self.dtype)
@@ -106,6 +107,6 @@ class GPT2(nn.Module):
         return self.norm(x)
 
     def logits(self, x_TC: Tensor) -> Tensor:
-        """Logits (T, vocabulary without padding), float32."""
+        """Logits (T, unpadded vocabulary), float32."""
         logits = F.linear(x_TC, self.embed.weight.to(x_TC.dtype))
         return softcapped(logits, self.config.softcap)[..., : self.config.vocab_size]

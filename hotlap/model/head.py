@@ -1,4 +1,4 @@
-"""The language-model head, and the loss that it is trained with.
+"""The language-model head and its loss.
 
 Shapes: T tokens, C width, V vocabulary.
 """
@@ -16,13 +16,19 @@ from hotlap.model.roles import Role
 
 
 def softcapped(logits: Tensor, softcap: float | None) -> Tensor:
-    """softcap · tanh(logits / softcap) in float32 or better; without a softcap, the logits."""
+    """softcap · tanh(logits / softcap), in at least float32.
+
+    Without a softcap, the logits unchanged.
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
 class Head(Matrix):
-    """The output layer: softcapped logits. Its weight has an optimizer group of its own."""
+    """The output layer: (T, C) → softcapped logits (T, V).
+
+    Its weight has its own optimizer group.
+    """
 
     roles: ClassVar[dict[str, Role]] = {"weight": "head"}
 
@@ -35,7 +41,7 @@ class Head(Matrix):
 
 
 class Loss(Protocol):
-    """Cross entropy in nats of the targets under softcap · tanh(x · weightᵀ / softcap)."""
+    """Cross entropy in nats of the targets, with logits softcap · tanh(x·Wᵀ / softcap)."""
 
     def __call__(
         self,
@@ -56,6 +62,6 @@ def cross_entropy(
     *,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """The loss in float32 (float64 for float64), its mean or sum over the tokens."""
+    """The mean or the sum over the tokens, in float32 (float64 for float64 input)."""
     logits_TV = softcapped(F.linear(x_TC, weight_VC.to(x_TC.dtype)), softcap)
     return F.cross_entropy(logits_TV, targets_T, reduction=reduction)

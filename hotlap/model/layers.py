@@ -1,4 +1,4 @@
-"""The pieces that both models are made of: a linear map without bias, an embedding table, a norm."""
+"""Layers that both models use: a linear map without bias, an embedding table, a norm."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hotlap.model.roles import Role
 
 
 def norm(x: Tensor) -> Tensor:
-    """RMS norm over the last dimension, without weights."""
+    """RMS norm over the last dimension, without a gain."""
     return F.rms_norm(x, (x.size(-1),))
 
 
 class Matrix(nn.Module):
-    """A linear map without bias: float32 weight (out, in), cast on use to the dtype of its input."""
+    """A linear map without bias. Casts its float32 weight (out, in) to the dtype of the input."""
 
     roles: ClassVar[dict[str, Role]] = {"weight": "matrix"}
 
@@ -31,6 +31,6 @@ class Matrix(nn.Module):
 
 
 class Table(nn.Embedding):
-    """An embedding table, standard normal."""
+    """An embedding table, initialized from a standard normal distribution."""
 
     roles: ClassVar[dict[str, Role]] = {"weight": "embedding"}

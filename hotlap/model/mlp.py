@@ -1,4 +1,4 @@
-"""The MLP: two matrices with ReLU² (https://arxiv.org/abs/2109.08668) between them."""
+"""The MLP: expand, ReLU² (https://arxiv.org/abs/2109.08668), project back."""
 
 from __future__ import annotations
 

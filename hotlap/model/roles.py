@@ -1,7 +1,7 @@
-"""Which kind of parameter each one is, declared by the module that owns it.
+"""Parameter roles, declared by the module that owns the parameter. Optimizer routing uses them.
 
-A module with parameters of its own has a class attribute `roles`, {parameter name: role}; the optimizer
-routing goes by these. A parameter without a role is a bug of its module and stops construction.
+A module with parameters of its own has a class attribute `roles`: {parameter name: role}. A
+parameter without a role is a bug of its module and fails construction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Role = Literal["matrix", "embedding", "pairs", "head", "scalar"]
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:
-    """{full parameter name: role}, each parameter once, in the model's order."""
+    """{full parameter name: role}, each parameter once, in the order of the modules."""
     roles: dict[str, Role] = {}
     for prefix, module in model.named_modules():
         declared = getattr(module, "roles", {})

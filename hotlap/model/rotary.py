@@ -1,8 +1,10 @@
 """Rotary position embeddings (RoFormer, https://arxiv.org/abs/2104.09864).
 
-Pairs of features of q and k are rotated by an angle that grows with the position. Feature i is paired with
-feature i + D/2. `full` rotates every pair, with wavelengths from 1 to the base; `half` rotates only the first
-half of the pairs and leaves the others unrotated.
+Pairs of features of q and k are rotated by an angle proportional to the position. Feature i is
+paired with feature i + D/2. `full` rotates every pair, at frequencies from 1 down to about 1 / base
+radians per token. `half` rotates only the first half of the pairs and leaves the others unrotated.
+
+Shapes: T tokens, H heads, D head dim.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Rotation(NamedTuple):
-    """cos and sin of the angles at some positions, each (T, 1, D/2): the same for every head."""
+    """cos and sin of the angles at T positions, each (T, 1, D/2), the same for every head."""
 
     cos: Tensor
     sin: Tensor
@@ -27,7 +29,7 @@ def rotate(x_THD: Tensor, rotation: Rotation) -> Tensor:
 
 
 def angular_frequencies(head_dim: int, kind: Literal["full", "half"], base: float) -> Tensor:
-    """Radians per token of each of the D/2 pairs, float32."""
+    """(D/2,) float32: radians per token of each pair."""
     pairs = head_dim // 2
     if kind == "full":
         return base ** -(torch.arange(pairs, dtype=torch.float32) / pairs)
@@ -36,7 +38,7 @@ def angular_frequencies(head_dim: int, kind: Literal["full", "half"], base: floa
 
 
 class Rotary(nn.Module):
-    """Angles precomputed for packed sequences of up to `max_tokens`; not part of a checkpoint."""
+    """cos and sin, precomputed for positions below `max_tokens`. Not part of a checkpoint."""
 
     frequencies: Tensor
     cos: Tensor
@@ -51,10 +53,10 @@ class Rotary(nn.Module):
 
     def forward(self, count: int, dtype: torch.dtype) -> Rotation:
         """Positions 0 … count − 1."""
-        assert count <= self.cos.size(0), f"{count} positions, {self.cos.size(0)} of them precomputed"
+        assert count <= self.cos.size(0), f"{count} positions, but only {self.cos.size(0)} are precomputed"
         return Rotation(self.cos[:count].to(dtype), self.sin[:count].to(dtype))
 
     def at(self, positions_T: Tensor, dtype: torch.dtype) -> Rotation:
-        """Any positions, in any order, also beyond the table; equal to the table's entries within it."""
+        """Arbitrary positions. Equal to the precomputed values below `max_tokens`."""
         angles = torch.outer(positions_T.float(), self.frequencies)[:, None, :]
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))

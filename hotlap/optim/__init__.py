@@ -1,6 +1,7 @@
-"""Optimizers and schedules: Muon, which parameter goes to which optimizer, and what changes with the step.
+"""Optimizers, parameter routing, and learning-rate and momentum schedules.
 
-Takes named parameters, never a model. `Muon` is usable on its own in any PyTorch training loop.
+Everything here takes named parameters, never a model. `Muon` works on its own in any PyTorch
+training loop.
 """
 
 from hotlap.optim.gradients import clip_global_norm

@@ -1,8 +1,9 @@
-"""Who computes which matrix: equal matrices are put in chunks, and every chunk is dealt out to the ranks.
+"""Which rank computes which matrix: matrices of the same spec form chunks, split across the ranks.
 
-Pure planning on indices, the same on every rank, so that all agree without talking. One process takes all
-equal matrices as one chunk, to be computed as a batch; several take chunks of one matrix a rank, or of more
-where matrices are small, since an exchange takes a while however little it carries.
+This is pure planning on indices. Every rank computes the same plan, so no communication is needed.
+A single process puts all matrices of a spec into one chunk and computes them as a batch. Several
+processes use chunks of one matrix per rank, or more where matrices are small: a collective has a
+fixed latency, however few bytes it sends.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GATHER_ENTRIES = 2**17  # that a rank puts into one exchange, if it has so many
+# Target number of entries that each rank contributes to one all-gather.
+GATHER_ENTRIES = 2**17
 
 
 @dataclass(frozen=True)
-class MatrixKind:
-    """What matrices must share to be stacked. `parts` is how many blocks of rows each one consists of."""
+class MatrixSpec:
+    """Shape, dtype and device. Matrices of equal spec can be stacked to (count, rows, cols).
+
+    `parts` is the number of matrices concatenated along the rows; each part has rows / parts rows.
+    """
 
     rows: int
     cols: int
@@ -28,21 +33,26 @@ class MatrixKind:
     device: torch.device
 
     @classmethod
-    def of(cls, matrix: Tensor, parts: int) -> MatrixKind:
+    def of(cls, matrix: Tensor, parts: int) -> MatrixSpec:
         return cls(matrix.shape[0], matrix.shape[1], parts, matrix.dtype, matrix.device)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Indices of equal matrices. Rank r owns positions r·per_rank and up; the last ranks may own none."""
+    """Indices of matrices of one spec.
 
-    kind: MatrixKind
+    Rank r owns positions r·per_rank … (r + 1)·per_rank − 1 of `members`. In an uneven chunk the
+    last ranks own fewer, or none.
+    """
+
+    spec: MatrixSpec
     members: tuple[int, ...]
     per_rank: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return len(self.members), self.kind.rows, self.kind.cols
+        """(matrices, rows, cols)"""
+        return len(self.members), self.spec.rows, self.spec.cols
 
     def owner(self, position: int) -> int:
         return position // self.per_rank
@@ -53,29 +63,32 @@ class Chunk:
 
 
 def plan_chunks(
-    kinds: Sequence[MatrixKind], world_size: int, gather_entries: int = GATHER_ENTRIES
+    specs: Sequence[MatrixSpec], world_size: int, gather_entries: int = GATHER_ENTRIES
 ) -> list[Chunk]:
-    """Chunks that hold each index of `kinds` once. Large matrices first: nothing hides the last exchange."""
-    by_kind: dict[MatrixKind, list[int]] = {}
-    for index, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(index)
-    largest_first = sorted(by_kind.items(), key=lambda item: -item[0].rows * item[0].cols)
+    """Chunks that together hold each index of `specs` once.
+
+    Large matrices come first, because no computation overlaps with the last all-gather.
+    """
+    by_spec: dict[MatrixSpec, list[int]] = {}
+    for index, spec in enumerate(specs):
+        by_spec.setdefault(spec, []).append(index)
+    largest_first = sorted(by_spec.items(), key=lambda item: -item[0].rows * item[0].cols)
     chunks = []
-    for kind, indices in largest_first:
-        per_rank = len(indices) if world_size == 1 else max(1, gather_entries // (kind.rows * kind.cols))
-        # What does not go round is a chunk of its own, so that no rank has two matrices more than another.
+    for spec, indices in largest_first:
+        per_rank = len(indices) if world_size == 1 else max(1, gather_entries // (spec.rows * spec.cols))
+        # The remainder is a chunk of its own, so that ranks differ by at most one matrix per spec.
         even = len(indices) - len(indices) % world_size
         for first, past in ((0, even), (even, len(indices))):
             for start in range(first, past, world_size * per_rank):
                 members = tuple(indices[start : min(start + world_size * per_rank, past)])
-                chunks.append(Chunk(kind, members, per_rank=math.ceil(len(members) / world_size)))
+                chunks.append(Chunk(spec, members, per_rank=math.ceil(len(members) / world_size)))
     return chunks
 
 
-def plan_owners(kinds: Sequence[MatrixKind], world_size: int) -> list[int]:
-    """The owning rank of each index of `kinds`."""
-    owners = [0] * len(kinds)
-    for chunk in plan_chunks(kinds, world_size):
+def plan_owners(specs: Sequence[MatrixSpec], world_size: int) -> list[int]:
+    """The rank that owns each matrix, in the order of `specs`."""
+    owners = [0] * len(specs)
+    for chunk in plan_chunks(specs, world_size):
         for position, index in enumerate(chunk.members):
             owners[index] = chunk.owner(position)
     return owners

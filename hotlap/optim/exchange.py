@@ -1,7 +1,8 @@
-"""How ranks hand each other their updates: not at all, overlapped chunk by chunk, or in one flat sum.
+"""How ranks exchange their updates: not at all, overlapped chunk by chunk, or in one all-reduce.
 
-Each function drives one optimizer step over `chunks`, which must be the same on all ranks. `compute(i)` gives
-this rank's own updates of chunk i, (owned, rows, cols); `apply(i, updates)` takes those of all its matrices.
+Each `run_*` function performs one optimizer step over `chunks`, which must be the same on all
+ranks. `compute(i)` returns the updates that this rank owns in chunk i, (owned, rows, cols).
+`apply(i, updates)` receives the updates of all matrices of chunk i, (matrices, rows, cols).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from hotlap.optim.chunks import Chunk
 
 Compute = Callable[[int], Tensor]
 Apply = Callable[[int, Tensor], None]
-# Told "compute", "gather-start", "wait" or "apply" and the index of the chunk, just before that happens.
+# Called before each stage, with "compute", "gather-start", "wait" or "apply" and the chunk's index.
 OnEvent = Callable[[str, int], None]
 
 
-def run_alone(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
+def run_single_rank(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
+    """Compute and apply each chunk, without communication."""
     for index in range(len(chunks)):
         on_event("compute", index)
         updates = compute(index)
@@ -36,7 +38,7 @@ def run_overlapped(
     on_event: OnEvent,
     process_group: dist.ProcessGroup | None,
 ) -> None:
-    """Gather chunk i in the background while chunk i+1 is computed; apply i while i+1 is on its way."""
+    """All-gather chunk i while chunk i + 1 is computed; apply it while chunk i + 1 is gathered."""
     world_size = dist.get_world_size(process_group)
     in_flight: tuple[int, dist.Work, Tensor] | None = None
 
@@ -48,7 +50,7 @@ def run_overlapped(
 
     for index, chunk in enumerate(chunks):
         on_event("compute", index)
-        own = _fill_slots(compute(index), chunk)
+        own = _pad_to_slots(compute(index), chunk)
         updates = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
         on_event("gather-start", index)
         gathering = _all_gather(updates, own, group=process_group, async_op=True)
@@ -66,7 +68,7 @@ def run_flat(
     on_event: OnEvent,
     process_group: dist.ProcessGroup | None,
 ) -> None:
-    """Compute everything, then sum one flat vector that holds zeros wherever another rank owns the matrix."""
+    """Compute all chunks, then all-reduce one flat vector, zero where another rank is the owner."""
     rank = dist.get_rank(process_group)
     sparse = []
     for index, chunk in enumerate(chunks):
@@ -84,9 +86,12 @@ def run_flat(
         apply(index, updates.view(chunk.shape))
 
 
-def gather_all(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | None) -> Tensor:
-    """A chunk's matrices from all their owners, (matrices, rows, cols), in the order of its members."""
-    own = _fill_slots(own, chunk)
+def gather_chunk(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | None) -> Tensor:
+    """All matrices of a chunk, (matrices, rows, cols), in the order of its members.
+
+    `own` holds the matrices that this rank owns, (owned, rows, cols).
+    """
+    own = _pad_to_slots(own, chunk)
     world_size = dist.get_world_size(process_group)
     gathered = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
     _all_gather(gathered, own, group=process_group)
@@ -94,14 +99,14 @@ def gather_all(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | Non
 
 
 def _all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
-    """Looked up when used: a torch that was built without distribution has neither name."""
-    # Newer versions of torch call it by another name and warn about the old one.
+    # Newer releases of torch renamed the function and warn about the old name. It is looked up here
+    # because a torch built without distributed support has neither.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(gathered, own, **options)
 
 
-def _fill_slots(own: Tensor, chunk: Chunk) -> Tensor:
-    """All ranks send equally much: zeros stand in the slots of an uneven chunk that hold no matrix."""
+def _pad_to_slots(own: Tensor, chunk: Chunk) -> Tensor:
+    """Zero-pad to (per_rank, rows, cols): an all-gather needs the same shape on every rank."""
     missing = chunk.per_rank - own.shape[0]
     if missing:
         own = torch.cat([own, own.new_zeros((missing, *own.shape[1:]))])

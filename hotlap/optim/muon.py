@@ -1,8 +1,9 @@
-"""Muon: momentum, orthogonalised by Newton-Schulz, for the weight matrices of a network.
+"""Muon: momentum orthogonalized by Newton-Schulz, for the weight matrices of a network.
 
-Relies on nothing but PyTorch and works in any training loop. In a process group each rank orthogonalises its
-share and all ranks end with the same weights, provided that they start with the same weights and gradients.
-A rank keeps the momentum of the matrices it owns and of no others.
+Muon is by Keller Jordan et al. (https://kellerjordan.github.io/posts/muon/). The distributed scheme
+follows modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt): each rank orthogonalizes
+the matrices that it owns, keeps only their momentum, and all-gathers the updates. All ranks end a
+step with the same weights if they start it with the same weights and gradients.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
-from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixKind, plan_chunks
-from hotlap.optim.exchange import OnEvent, gather_all, run_alone, run_flat, run_overlapped
+from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixSpec, plan_chunks
+from hotlap.optim.exchange import OnEvent, gather_chunk, run_flat, run_overlapped, run_single_rank
 from hotlap.optim.gradients import check_gradients
-from hotlap.optim.muon_maths import MomentumForm, PlainMaths
+from hotlap.optim.muon_math import MomentumForm, PlainMath
 from hotlap.optim.newton_schulz import CoefficientKind, step_coefficients, working_dtype
 from hotlap.optim.parameters import Parameters, check_matrices, check_unique, named_groups
 
@@ -29,36 +30,42 @@ Communication = Literal["overlapped", "flat"]
 
 
 @dataclass(frozen=True)
-class _Share:
-    """One chunk's tensors, and this rank's momentum for the positions that it owns: (owned, rows, cols)."""
+class _LocalChunk:
+    """A chunk on this rank: all of its weights, and momentum for those that the rank owns."""
 
     chunk: Chunk
     group: dict[str, Any]
     names: list[str]
     weights: list[Tensor]
-    owned: range
-    momentum: Tensor
+    owned: range  # positions in `weights`
+    momentum: Tensor  # (owned, rows, cols)
 
 
 class Muon(torch.optim.Optimizer):
     """Muon for matrices, given as tensors, (name, tensor) pairs or parameter groups of either.
 
-    `lr`, `momentum` and `weight_decay` may differ by group and change between steps. Names key what is
-    saved; tensors without one are named by their position. The other options hold for all groups:
+    `lr`, `momentum` and `weight_decay` may differ per group and change between steps. The state is
+    keyed by name; an unnamed tensor is named after its position. Options of all groups:
 
-    nesterov        look ahead along the momentum before orthogonalising
-    momentum_form   "lerp": the buffer goes to the gradient by 1-momentum; "sum": momentum·buffer + gradient
-    ns_steps, coefficients   of the Newton-Schulz iteration
-    ns_dtype        that it computes in; by default bfloat16 on CUDA and float32 elsewhere
-    update_scale    "aspect": max(1, rows/cols)^½; "match-rms": 0.2·max(rows, cols)^½, the size of AdamW's
-    cautious        decay only those weights that the update moves towards zero as well
-    lr_factors      name → factor on the learning rate; {"blocks.0.mlp.up": 2.0}
-    parts           name → number of matrices stacked in its rows; {"blocks.0.attention.qkv": 3}
-    communication   "overlapped", or "flat": one all-reduce of all updates, to measure what the overlap gains
-    gather_entries  numbers that a rank puts into one exchange: small matrices go several at a time
-    check_finite    look for NaN and infinity in the gradients, before anything changes. By default on the CPU
-                    only, since a GPU would have to be waited for in every step
-    on_event        told each stage of each chunk as it begins, see `exchange.OnEvent`
+    nesterov        use Nesterov momentum
+    momentum_form   "lerp": buffer = momentum·buffer + (1 − momentum)·gradient;
+                    "sum": buffer = momentum·buffer + gradient
+    ns_steps        number of Newton-Schulz steps
+    coefficients    of the Newton-Schulz polynomials: "quintic" or "polar-express"
+    ns_dtype        dtype of Newton-Schulz; by default bfloat16 on CUDA and float32 elsewhere
+    update_scale    "aspect": √max(1, rows/cols); "match-rms": 0.2·√max(rows, cols), which matches
+                    the RMS of AdamW's updates
+    cautious        decay only the entries that the update moves toward zero
+    lr_factors      {name: factor on the learning rate}, such as {"blocks.0.mlp.up": 2.0}
+    parts           {name: number of matrices concatenated along the rows}, each orthogonalized on
+                    its own, such as {"blocks.0.attention.qkv": 3}
+    communication   "overlapped": all-gather a chunk while the next one is computed; "flat": one
+                    all-reduce of all updates, the baseline for measuring the overlap
+    gather_entries  target number of entries that a rank contributes to one all-gather; small
+                    matrices are gathered several at a time
+    check_finite    raise on NaN or infinity in the gradients before anything changes; by default
+                    only on the CPU, because on a GPU it synchronizes in every step
+    on_event        called before each stage of each chunk, see `exchange.OnEvent`
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class Muon(torch.optim.Optimizer):
         process_group: dist.ProcessGroup | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        self.maths = PlainMaths()
+        self.math = PlainMath()
         self._is_planned = False
         self._lr_factors = dict(lr_factors or {})
         self._parts = dict(parts or {})
@@ -108,35 +115,35 @@ class Muon(torch.optim.Optimizer):
         self.rank = dist.get_rank(process_group) if in_group else 0
         self.world_size = dist.get_world_size(process_group) if in_group else 1
         self._on_event = on_event or (lambda _event, _chunk: None)
-        self._run = run_alone
+        self._run = run_single_rank
         if self.world_size > 1:
             run = run_overlapped if communication == "overlapped" else run_flat
             self._run = partial(run, process_group=process_group)
-        self._shares = [share for group in self.param_groups for share in self._plan(group)]
+        self._local_chunks = [local for group in self.param_groups for local in self._plan(group)]
         self._is_planned = True
 
-    def _plan(self, group: dict[str, Any]) -> list[_Share]:
+    def _plan(self, group: dict[str, Any]) -> list[_LocalChunk]:
         named = list(zip(group["param_names"], group["params"], strict=True))
-        kinds = [MatrixKind.of(weight, self._parts.get(name, 1)) for name, weight in named]
-        shares = []
-        for chunk in plan_chunks(kinds, self.world_size, self._gather_entries):
+        specs = [MatrixSpec.of(weight, self._parts.get(name, 1)) for name, weight in named]
+        local_chunks = []
+        for chunk in plan_chunks(specs, self.world_size, self._gather_entries):
             owned = chunk.owned_by(self.rank)
-            # Half precision would lose what lerp adds; such weights still get float32 momentum.
-            wide = torch.promote_types(chunk.kind.dtype, torch.float32)
-            momentum = torch.zeros((len(owned), *chunk.shape[1:]), dtype=wide, device=chunk.kind.device)
+            # At least float32: half precision would round away small increments.
+            dtype = torch.promote_types(chunk.spec.dtype, torch.float32)
+            momentum = torch.zeros((len(owned), *chunk.shape[1:]), dtype=dtype, device=chunk.spec.device)
             weights = [named[member][1] for member in chunk.members]
             for position, buffer in zip(owned, momentum, strict=True):
                 self.state[weights[position]]["momentum"] = buffer
             names = [named[member][0] for member in chunk.members]
-            shares.append(_Share(chunk, group, names, weights, owned, momentum))
-        return shares
+            local_chunks.append(_LocalChunk(chunk, group, names, weights, owned, momentum))
+        return local_chunks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._is_planned:
             raise OptimizerError(
                 expected="all matrices when Muon is built",
                 found="a parameter group added later",
-                do="build a new Muon: which rank owns which matrix is planned once, for all of them together",
+                do="build a new Muon: ownership of the matrices is planned once, for all groups together",
             )
         super().add_param_group(param_group)
 
@@ -147,38 +154,40 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         check_gradients(self.named_parameters(), self._check_finite)
-        chunks = [share.chunk for share in self._shares]
+        chunks = [local.chunk for local in self._local_chunks]
         self._run(chunks, self._compute, self._apply, self._on_event)
         return loss
 
     def _compute(self, index: int) -> Tensor:
-        """This rank's orthogonalised updates of one chunk, (owned, rows, cols)."""
-        share = self._shares[index]
-        buffer = share.momentum
+        """The orthogonalized updates that this rank owns in one chunk, (owned, rows, cols)."""
+        local = self._local_chunks[index]
+        buffer = local.momentum
         dtype = self._ns_dtype or working_dtype(buffer)
-        if not len(share.owned):
+        if not len(local.owned):
             return buffer.to(dtype)
-        gradients = [cast(Tensor, share.weights[position].grad) for position in share.owned]
-        updates = self.maths.momenta(
-            gradients, buffer, self._momentum_form, share.group["momentum"], self._nesterov
+        gradients = [cast(Tensor, local.weights[position].grad) for position in local.owned]
+        updates = self.math.update_momentum(
+            gradients, buffer, self._momentum_form, local.group["momentum"], self._nesterov
         )
-        kind = share.chunk.kind
-        pieces = updates.view(-1, kind.rows // kind.parts, kind.cols)
-        return self.maths.orthogonalize(pieces, self._coefficients, dtype).reshape(updates.shape)
+        spec = local.chunk.spec
+        pieces = updates.view(-1, spec.rows // spec.parts, spec.cols)
+        return self.math.orthogonalize(pieces, self._coefficients, dtype).reshape(updates.shape)
 
     def _apply(self, index: int, updates: Tensor) -> None:
-        share = self._shares[index]
-        kind = share.chunk.kind
-        rows = kind.rows // kind.parts
-        spectral = max(1.0, rows / kind.cols) ** 0.5
-        scale = spectral if self._update_scale == "aspect" else 0.2 * max(rows, kind.cols) ** 0.5
-        lrs = [share.group["lr"] * self._lr_factors.get(name, 1.0) for name in share.names]
-        rates, decays = [lr * scale for lr in lrs], [lr * share.group["weight_decay"] for lr in lrs]
-        # The slots at the end of an uneven chunk hold no matrix.
-        self.maths.step(share.weights, updates[: len(share.weights)], rates, decays, self._cautious)
+        """Update all weights of one chunk. `updates` is (matrices, rows, cols), perhaps padded."""
+        local = self._local_chunks[index]
+        spec = local.chunk.spec
+        rows = spec.rows // spec.parts
+        aspect = max(1.0, rows / spec.cols) ** 0.5
+        scale = aspect if self._update_scale == "aspect" else 0.2 * max(rows, spec.cols) ** 0.5
+        lrs = [local.group["lr"] * self._lr_factors.get(name, 1.0) for name in local.names]
+        rates, decays = [lr * scale for lr in lrs], [lr * local.group["weight_decay"] for lr in lrs]
+        # The all-gather of an uneven chunk ends in padding.
+        updates = updates[: len(local.weights)]
+        self.math.update_weights(local.weights, updates, rates, decays, self._cautious)
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """All matrices by name, owned by this rank or not."""
+        """All matrices by name, including those that other ranks own."""
         return {
             name: weight
             for group in self.param_groups
@@ -186,15 +195,18 @@ class Muon(torch.optim.Optimizer):
         }
 
     def owners(self) -> dict[str, int]:
-        """The rank that computes each matrix and keeps its momentum."""
+        """{name: rank that computes the update and keeps the momentum}."""
         return {
-            name: share.chunk.owner(position)
-            for share in self._shares
-            for position, name in enumerate(share.names)
+            name: local.chunk.owner(position)
+            for local in self._local_chunks
+            for position, name in enumerate(local.names)
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank owns, by name. Those of all ranks merge into one that any number of ranks load."""
+        """The state that this rank owns, by name.
+
+        The states of all ranks merge into one that loads on any number of ranks.
+        """
         state = {
             name: dict(self.state[weight])
             for name, weight in self.named_parameters().items()
@@ -204,28 +216,28 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, on the CPU. All ranks must call it; all get the same."""
+        """The state of all matrices, on the CPU. A collective: every rank must call it."""
         state = {}
-        for share in self._shares:
-            buffers = share.momentum
+        for local in self._local_chunks:
+            buffers = local.momentum
             if self.world_size > 1:
-                buffers = gather_all(buffers, share.chunk, self._process_group)
-            for name, buffer in zip(share.names, buffers, strict=True):
+                buffers = gather_chunk(buffers, local.chunk, self._process_group)
+            for name, buffer in zip(local.names, buffers, strict=True):
                 state[name] = {"momentum": buffer.to("cpu", copy=True)}
         return {"state": state, "param_groups": self._group_settings()}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take from a full or merged state what this rank owns. Nothing changes if something does not fit."""
+        """Load what this rank owns from a full or merged state. On an error nothing has changed."""
         saved_names = [group["param_names"] for group in state_dict["param_groups"]]
         own_names = [group["param_names"] for group in self.param_groups]
         if saved_names != own_names:
             different = sorted({n for g in saved_names for n in g} ^ {n for g in own_names for n in g})
-            found = f"`{different[0]}` in one and not in the other" if different else "another order"
+            found = f"`{different[0]}` in only one of the two" if different else "another order"
             raise OptimizerError(
-                expected="the state of the same matrices in the same groups",
+                expected="a state with the same matrices in the same groups",
                 found=found,
-                do="load it into an optimizer built from the same model",
+                do="load it into a Muon built from the same model",
             )
         loaded = []
         for name, weight in self.named_parameters().items():
@@ -236,7 +248,7 @@ class Muon(torch.optim.Optimizer):
                 raise OptimizerError(
                     expected=f"momentum of shape {tuple(weight.shape)} for `{name}`",
                     found="none" if saved is None else f"shape {tuple(saved.shape)}",
-                    do="gather the state with `full_state_dict` before it is saved",
+                    do="save the state that `full_state_dict` returns",
                 )
             loaded.append((self.state[weight]["momentum"], saved))
         for buffer, saved in loaded:
@@ -254,9 +266,9 @@ def _check_settings(group: Mapping[str, Any]) -> None:
     lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
     if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
         raise OptimizerError(
-            expected="lr and weight_decay of 0 or more, momentum from 0 to below 1",
+            expected="lr ≥ 0, 0 ≤ momentum < 1 and weight_decay ≥ 0",
             found=f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}",
-            do="correct what is out of range",
+            do="correct the value that is out of range",
         )
 
 
@@ -269,7 +281,7 @@ def _check_choices(coefficients: str, momentum_form: str, update_scale: str, com
     ):
         if value not in choices:
             raise OptimizerError(
-                expected=f"{name} out of {', '.join(choices)}",
+                expected=f"{name} to be one of {', '.join(choices)}",
                 found=f"{name}={value!r}",
-                do="choose one of those",
+                do="choose one of these",
             )

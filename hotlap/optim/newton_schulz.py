@@ -1,8 +1,10 @@
-"""Orthogonalisation by Newton-Schulz iteration: every singular value is driven towards one, by matmuls only.
+"""Newton-Schulz orthogonalization: matmuls alone drive every singular value toward 1.
 
-Pure functions of one matrix or a stack of equal ones. Inputs are divided by their Frobenius norm first, so a
-singular value s below means s / norm. Five steps promise, for s >= 0.0015: 0.68 to 1.21 with the quintic
-coefficients, 0.87 to 1.13 with Polar Express. Smaller ones grow but stay below; zero stays zero.
+Pure functions of one matrix or of a stack of matrices of one shape. The input is first divided by
+its Frobenius norm, so a singular value s means s / norm here. After five steps a singular value
+s ≥ 0.0015 lies in [0.68, 1.21] with the quintic coefficients of Muon
+(https://kellerjordan.github.io/posts/muon/) and in [0.87, 1.13] with Polar Express
+(https://arxiv.org/abs/2505.16932). A smaller one grows but may stay below that range; 0 stays 0.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ SMALLEST_NORM = 1e-7
 # One step maps each singular value s to a·s + b·s³ + c·s⁵.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
-# Amsel, Persson, Musco, Gower (2025): each step's polynomial is the best one for the interval that the steps
-# before it leave.
+# Polar Express (Amsel, Persson, Musco, Gower 2025): the polynomial of each step is optimal for the
+# interval of singular values that the previous steps leave.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -34,28 +36,31 @@ _POLAR_EXPRESS = (
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
     (1.875, -1.25, 0.375),
 )
-# Rounding may push a singular value just over the interval's end, where the next polynomial turns steep.
+# Rounding can push a singular value just past the end of the interval, where the next polynomial is
+# steep. Dividing the singular values by this factor keeps them inside.
 _SAFETY = 1.01
 
-# Columns per row from which the Gram form needs fewer multiplications than the plain one: a segment of k
-# steps costs k(2r+1) products of rows³ in the plain form and 2r+4k-3 in the Gram form, for r columns per row.
-_GRAM_PAYS_FROM = 1.5
-# The Gram matrix squares the condition number: on its own for five steps it is 1e-4 off in float32 where
-# small singular values abound. Formed anew after two steps, which lift those, it is as exact as plain.
+# Aspect ratio from which the Gram form needs fewer FLOPs than the plain form. With r = cols / rows,
+# a segment of k steps costs as much as k(2r + 1) matmuls of (rows, rows) matrices in the plain form
+# and 2r + 4k − 3 in the Gram form.
+_MIN_GRAM_ASPECT = 1.5
+# The Gram matrix squares the condition number. Iterating on it alone for five steps has an error of
+# 1e-4 in float32 if many singular values are small. The first steps raise those, so recomputing the
+# Gram matrix after the first segment makes the result as accurate as the plain form.
 GRAM_FIRST_SEGMENT = 2
 GRAM_SEGMENT = 3
 
-# The iteration goes over a slice some fifteen times; larger ones than this fall out of a core's cache. But a
-# call for fewer than two matrices a thread takes longer to begin than that loses.
+# The iteration reads a slice of the stack many times, so the slice should fit in the CPU's cache.
+# With too few matrices per thread, the overhead of the call outweighs that.
 _CPU_SLICE_BYTES = 512 * 1024
-_LEAST_MATRICES_A_THREAD = 2
+_MIN_MATRICES_PER_THREAD = 2
 
 
 def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
-    """(a, b, c) for each of `steps` steps; a list that is too short goes on with its last entry."""
+    """(a, b, c) per step. Steps beyond the end of the Polar Express list repeat its last entry."""
     if steps < 1:
         raise OptimizerError(
-            expected="at least one Newton-Schulz step", found=f"{steps}", do="the usual number is 5"
+            expected="at least one Newton-Schulz step", found=f"{steps}", do="use 5, the usual number"
         )
     if kind == "quintic":
         return (_QUINTIC,) * steps
@@ -66,7 +71,7 @@ def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
 
 
 def working_dtype(matrices: Tensor) -> torch.dtype:
-    """bfloat16 on CUDA, where it is fast; elsewhere float32, or float64 if the input is."""
+    """bfloat16 on CUDA, where it is fast. Elsewhere float32, or float64 for float64 input."""
     if matrices.is_cuda:
         return torch.bfloat16
     return torch.float64 if matrices.dtype == torch.float64 else torch.float32
@@ -75,12 +80,12 @@ def working_dtype(matrices: Tensor) -> torch.dtype:
 def orthogonalize(
     matrices: Tensor, coefficients: Coefficients, *, dtype: torch.dtype | None = None, form: Form = "auto"
 ) -> Tensor:
-    """The nearly orthogonal factor of each matrix of (rows, cols) or (count, rows, cols), in `dtype`.
+    """The approximate polar factor U·Vᵀ of each matrix of ([count,] rows, cols), in `dtype`.
 
-    `form` picks the order of the products: "auto" is the Gram form for long rectangles in float32 and float64
-    (in bfloat16 its rounding would show), else the plain one.
+    `form` selects the order of the matmuls. "auto" uses the Gram form for elongated matrices in
+    float32 and float64, and the plain form otherwise: in bfloat16 the Gram form loses accuracy.
     """
-    assert matrices.ndim in (2, 3), f"one matrix or a stack of them expected, found shape {matrices.shape}"
+    assert matrices.ndim in (2, 3), f"expected (rows, cols) or (count, rows, cols), found {matrices.shape}"
     dtype = dtype or working_dtype(matrices)
     stacked = matrices if matrices.ndim == 3 else matrices.unsqueeze(0)
     is_tall = stacked.shape[-2] > stacked.shape[-1]
@@ -94,24 +99,27 @@ def orthogonalize(
 
 
 def gram_pays(shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Whether the Gram form is the faster one for matrices of `shape`, and as exact in `dtype`."""
+    """Whether the Gram form is faster for matrices of `shape` and as accurate in `dtype`."""
     short, long = sorted(shape)
-    return long >= _GRAM_PAYS_FROM * short and dtype != torch.bfloat16
+    return long >= _MIN_GRAM_ASPECT * short and dtype != torch.bfloat16
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:
-    """How many matrices to iterate on at a time: all, but on a CPU what its caches hold, as many a thread."""
+    """Matrices per slice of the stack: one slice, or on a CPU slices that fit in cache."""
     count = stacked.shape[0]
     if stacked.device.type != "cpu" or count == 0:
         return [count]
     matrix_bytes = max(1, stacked[0].numel() * stacked.element_size())
-    a_thread = _CPU_SLICE_BYTES // matrix_bytes // torch.get_num_threads()
-    at_once = torch.get_num_threads() * max(_LEAST_MATRICES_A_THREAD, a_thread)
+    per_thread = _CPU_SLICE_BYTES // matrix_bytes // torch.get_num_threads()
+    at_once = torch.get_num_threads() * max(_MIN_MATRICES_PER_THREAD, per_thread)
     return [min(at_once, count - start) for start in range(0, count, at_once)]
 
 
 def _unit_norm(x: Tensor) -> Tensor:
-    """x over its Frobenius norm, clamped. The largest entry goes first, or squares of 1e30 would overflow."""
+    """x / max(its Frobenius norm, SMALLEST_NORM), per matrix.
+
+    Divides by the largest entry first, because the square of a large entry can overflow.
+    """
     largest = x.abs().amax(dim=(-2, -1), keepdim=True).clamp_(min=SMALLEST_NORM)
     scaled = x / largest
     norm = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
@@ -119,6 +127,7 @@ def _unit_norm(x: Tensor) -> Tensor:
 
 
 def _iterate_plain(x: Tensor, coefficients: Coefficients) -> Tensor:
+    """x ← a·x + (b·G + c·G²)·x with G = x·xᵀ, per step. x is (count, rows, cols), rows ≤ cols."""
     for a, b, c in coefficients:
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -127,17 +136,21 @@ def _iterate_plain(x: Tensor, coefficients: Coefficients) -> Tensor:
 
 
 def _iterate_gram(x: Tensor, coefficients: Coefficients) -> Tensor:
-    """The same iteration, a few steps at a time on the small side only: x enters once a segment."""
+    """The same iteration, on (rows, rows) matrices within a segment of steps.
+
+    Each step multiplies x by a polynomial P of G = x·xᵀ, which turns G into P·G·P. A segment
+    therefore iterates on G and multiplies x by the combined polynomial once.
+    """
     first, rest = coefficients[:GRAM_FIRST_SEGMENT], coefficients[GRAM_FIRST_SEGMENT:]
     segments = [first, *(rest[i : i + GRAM_SEGMENT] for i in range(0, len(rest), GRAM_SEGMENT))]
     for segment in segments:
         gram = torch.bmm(x, x.mT)
-        product: Tensor | None = None
+        transform: Tensor | None = None
         for position, (a, b, c) in enumerate(segment):
             polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
             polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
-            product = polynomial if product is None else torch.bmm(product, polynomial)
+            transform = polynomial if transform is None else torch.bmm(transform, polynomial)
             if position < len(segment) - 1:
                 gram = torch.bmm(torch.bmm(gram, polynomial), polynomial)
-        x = x if product is None else torch.bmm(product, x)
+        x = x if transform is None else torch.bmm(transform, x)
     return x

@@ -1,4 +1,4 @@
-"""What an optimizer is given: names for every tensor, and a clear refusal of what it cannot take."""
+"""Optimizer arguments: a name for every tensor, and clear errors for tensors that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str
 
 
 def named_groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Parameter groups of (name, tensor) pairs; a tensor without a name gets its position over all."""
+    """Parameter groups of (name, tensor) pairs.
+
+    An unnamed tensor is named after its overall position.
+    """
     entries: list[Any] = list(parameters)
     groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
     position = 0
@@ -33,7 +36,7 @@ def named_groups(parameters: Parameters) -> list[dict[str, Any]]:
 
 
 def check_unique(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Each name and each tensor once."""
+    """Raise if a name or a tensor occurs twice."""
     name_of_tensor: dict[int, str] = {}
     names: set[str] = set()
     for name, tensor in named:
@@ -52,25 +55,25 @@ def check_unique(named: Iterable[tuple[str, Tensor]]) -> None:
 def check_matrices(
     named: list[tuple[str, Tensor]], parts: Mapping[str, int], lr_factors: Mapping[str, float]
 ) -> None:
-    """Each a matrix, its rows divisible by its parts, and no part or factor for a name that is not there."""
+    """Raise on tensors that are not matrices, rows not divisible by `parts`, and unknown names."""
     for name, tensor in named:
         if tensor.ndim != 2:
             raise OptimizerError(
                 expected="matrices in Muon",
                 found=f"`{name}` with shape {tuple(tensor.shape)}",
-                do="give it to Adam",
+                do="use Adam for it",
             )
         count = parts.get(name, 1)
         if count < 1 or tensor.shape[0] % count:
             raise OptimizerError(
-                expected=f"rows of `{name}` that divide into its parts",
+                expected=f"a number of rows of `{name}` that is divisible by its parts",
                 found=f"{tensor.shape[0]} rows, {count} parts",
                 do="correct `parts`",
             )
     unknown = sorted({*parts, *lr_factors} - {name for name, _ in named})
     if unknown:
         raise OptimizerError(
-            expected="`parts` and `lr_factors` for given parameters",
+            expected="`parts` and `lr_factors` of the given parameters only",
             found=f"`{unknown[0]}`, which is not among them",
             do="correct the name",
         )

@@ -1,6 +1,6 @@
-"""Muon as plainly as it can be written: one matrix, one device, no batching, no communication.
+"""Reference implementation of Muon: one matrix, one device, no batching, no communication.
 
-The fast code in this package is tested against these functions. Nothing else uses them.
+Tests compare the fast code of this package with these functions. Nothing else uses them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hotlap.optim.newton_schulz import Coefficients
 
 
 def polar_factor(matrix: Tensor) -> Tensor:
-    """U·Vᵀ of the singular value decomposition: what Newton-Schulz approximates."""
+    """U·Vᵀ from the singular value decomposition, which Newton-Schulz approximates."""
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     factor: Tensor = u @ vh
     return factor
@@ -28,7 +28,7 @@ def newton_schulz(matrix: Tensor, coefficients: Coefficients) -> Tensor:
 def muon_step(
     weight: Tensor, gradient: Tensor, buffer: Tensor, lr: float, momentum: float, coefficients: Coefficients
 ) -> tuple[Tensor, Tensor]:
-    """The weight and momentum buffer after one step; the arguments stay as they are."""
+    """The weight and the momentum buffer after one step. The arguments are not modified."""
     rows, cols = weight.shape
     buffer = momentum * buffer + (1 - momentum) * gradient
     nesterov = momentum * buffer + (1 - momentum) * gradient

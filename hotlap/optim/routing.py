@@ -1,7 +1,7 @@
-"""Which parameter goes to which optimizer, decided by the role that the model declares for it.
+"""Parameter routing: which optimizer trains which parameter, by the role that the model declares.
 
-Every parameter is routed exactly once or construction fails with its name. The decision is a table that a run
-prints before its first step, and the optimizers are built from that table and nothing else.
+Every parameter is routed exactly once, or construction fails with an error that names it. The
+result is a table, which a run prints before its first step. The optimizers are built from it alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotlap.config import AdamConfig, OptimConfig
 from hotlap.errors import OptimizerError
-from hotlap.optim.chunks import MatrixKind, plan_owners
+from hotlap.optim.chunks import MatrixSpec, plan_owners
 from hotlap.optim.exchange import OnEvent
 from hotlap.optim.gradients import check_gradients
 from hotlap.optim.muon import Muon
@@ -28,7 +28,10 @@ ROLES = ("matrix", "embedding", "pairs", "head", "scalar")
 
 
 class RoutedParameter(NamedTuple):
-    """A parameter as the model declares it. `parts`: matrices stacked in its rows, 3 for a fused q, k, v."""
+    """A parameter as the model declares it.
+
+    `parts` is the number of matrices concatenated along its rows, such as 3 for a fused QKV weight.
+    """
 
     name: str
     tensor: Tensor
@@ -38,7 +41,10 @@ class RoutedParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """One row of the table. `owner` is the rank that computes the update; None: every rank does."""
+    """One row of the table.
+
+    `owner` is the rank that computes the update; None means all ranks do.
+    """
 
     name: str
     tensor: Tensor
@@ -79,11 +85,11 @@ class Routing:
         return table
 
     def notes(self) -> list[str]:
-        """What a reader of the table should know besides."""
+        """Remarks to print below the table."""
         if self.config.clip_norm and any(route.optimizer == "muon" for route in self.routes):
             return [
                 f"gradients are clipped to a norm of {self.config.clip_norm:g} before momentum; for Muon "
-                "that only rescales what enters the momentum, its update has the same size anyway"
+                "this only changes how much a step contributes to the momentum, not the size of the update"
             ]
         return []
 
@@ -95,7 +101,10 @@ def route(
     *,
     model_parameters: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Routing:
-    """Route each parameter by its role. With `model_parameters`, all of those must be among `parameters`."""
+    """Route each parameter by its role.
+
+    Raise if one of `model_parameters` is not among `parameters`.
+    """
     declared = list(parameters)
     check_unique((parameter.name, parameter.tensor) for parameter in declared)
     _check_roles(declared)
@@ -104,7 +113,7 @@ def route(
     lr_factors = _lr_factors(matrices, config)
     parts = {parameter.name: parameter.parts for parameter in matrices}
     check_matrices([(parameter.name, parameter.tensor) for parameter in matrices], parts, lr_factors)
-    owners = plan_owners([MatrixKind.of(p.tensor, p.parts) for p in matrices], world_size)
+    owners = plan_owners([MatrixSpec.of(p.tensor, p.parts) for p in matrices], world_size)
     owner_of = {p.name: owner for p, owner in zip(matrices, owners, strict=True)}
     routes = []
     for name, tensor, role, count in declared:
@@ -131,7 +140,10 @@ def build_optimizers(
     process_group: dist.ProcessGroup | None = None,
     on_event: OnEvent | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Muon, Adam, RowRms, as the table names them. `initial_lr` of a group is what schedules multiply."""
+    """Muon, Adam and RowRms, each only if the table uses it.
+
+    Every parameter group has an `initial_lr`, which `apply_schedule` multiplies.
+    """
     optimizers: list[torch.optim.Optimizer] = []
     in_muon = [route for route in routing.routes if route.optimizer == "muon"]
     in_row_rms = [route for route in routing.routes if route.optimizer == "row-rms"]
@@ -172,7 +184,7 @@ def build_optimizers(
 def apply_schedule(
     optimizers: Iterable[torch.optim.Optimizer], lr_multiplier: float, muon_momentum: float
 ) -> None:
-    """Set what the next step of each optimizer uses."""
+    """Set the learning rate and Muon's momentum for the next step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_multiplier
@@ -183,11 +195,11 @@ def apply_schedule(
 def _build_adam(
     routes: Sequence[Route], adam: AdamConfig, check_finite: bool | None
 ) -> torch.optim.Optimizer:
-    # Without a weight decay, this is Adam.
+    # With a weight decay of 0, AdamW is Adam.
     optimizer = torch.optim.AdamW(
         _adam_groups(routes), betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True
     )
-    _refuse_bad_gradients(optimizer, routes, check_finite)
+    _check_gradients_before_step(optimizer, routes, check_finite)
     return optimizer
 
 
@@ -196,14 +208,14 @@ def _build_row_rms(
 ) -> torch.optim.Optimizer:
     named = [(route.name, route.tensor) for route in routes]
     optimizer = RowRms(named, lr=adam.embed_lr, beta2=adam.beta2, eps=adam.eps)
-    _refuse_bad_gradients(optimizer, routes, check_finite)
+    _check_gradients_before_step(optimizer, routes, check_finite)
     return optimizer
 
 
-def _refuse_bad_gradients(
+def _check_gradients_before_step(
     optimizer: torch.optim.Optimizer, routes: Sequence[Route], check_finite: bool | None
 ) -> None:
-    """Missing and broken gradients are refused as Muon does, not skipped or taken."""
+    """Raise before a step if a gradient is missing or not finite, as Muon does."""
     parameters = {route.name: route.tensor for route in routes}
 
     def check(*_: Any) -> None:
@@ -241,7 +253,7 @@ def _check_roles(parameters: Iterable[RoutedParameter]) -> None:
             raise OptimizerError(
                 expected=f"a role ({', '.join(ROLES)}) for `{parameter.name}`",
                 found=f"`{parameter.role}`",
-                do="correct the role that its module declares",
+                do="correct `roles` of the module that owns it",
             )
 
 
@@ -254,19 +266,22 @@ def _check_complete(
             raise OptimizerError(
                 expected="a role for every parameter",
                 found=f"none for `{name}`",
-                do="let its module declare one, or no optimizer would train it",
+                do="declare it in `roles` of the module that owns it; no optimizer trains it otherwise",
             )
 
 
 def _lr_factors(matrices: Iterable[RoutedParameter], config: OptimConfig) -> dict[str, float]:
-    """Factor by full name, from the configuration's parts of names; several that match multiply."""
+    """{full parameter name: learning-rate factor}.
+
+    A key of optim.muon.lr_factors applies to every name that contains it; several factors multiply.
+    """
     factors: dict[str, float] = {}
     names = [parameter.name for parameter in matrices]
     for fragment, factor in config.muon.lr_factors.items():
         matching = [name for name in names if fragment in name]
         if not matching:
             raise OptimizerError(
-                expected="a matrix in Muon for each key of optim.muon.lr_factors",
+                expected="a Muon parameter for each key of optim.muon.lr_factors",
                 found=f"none whose name contains `{fragment}`",
                 do="correct the key",
             )

@@ -1,9 +1,9 @@
-"""RowRms: RMSprop, row by row, for a table of which each step touches only some rows.
+"""RowRms: RMSprop for an embedding table, updating only the rows that have a gradient.
 
-Adam walks the whole of such a table in every step, to let moments decay where there is no gradient. Here a
-row without a gradient stays as it is, its second moment too, and there is no first moment: that would go on
-moving a row which nobody asks for, or stand still with it. Divided by the root of the second moment alone, a
-row that comes up rarely moves about as far as Adam would carry it after its gradient.
+Adam reads and writes the whole table in every step, because its moments decay even where the
+gradient is zero. Here a row whose gradient is zero keeps its value and its second moment. There is
+no first moment: it would either keep moving rows that no token uses or go stale with them. Without
+it, a rare row moves about as far per gradient as Adam moves it in the steps after that gradient.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# (table, grad, squares, lr, beta2, correction, eps), in place
+# (table, grad, squares, lr, beta2, correction, eps); updates table and squares in place
 StepRows = Callable[[Tensor, Tensor, Tensor, float, float, float, float], None]
 
 
 class RowRms(torch.optim.Optimizer):
-    """For (name, table) pairs. `lr` may change between steps."""
+    """Takes (name, table) pairs. `lr` may change between steps."""
 
     def __init__(self, params: Sequence[tuple[str, Tensor]], lr: float, *, beta2: float, eps: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -27,7 +27,7 @@ class RowRms(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        assert closure is None, "gradients are computed before the step"
+        assert closure is None, "RowRms takes no closure: compute the gradients before step()"
         for group in self.param_groups:
             for table in group["params"]:
                 state = self.state[table]
@@ -35,7 +35,7 @@ class RowRms(torch.optim.Optimizer):
                     state["step"] = torch.zeros(())
                     state["exp_avg_sq"] = torch.zeros_like(table)
                 state["step"] += 1
-                # Early on, the second moment is still too small by this.
+                # Adam's bias correction: the second moment starts at zero.
                 correction = 1 - self._beta2 ** state["step"].item()
                 self.step_rows(
                     table,
@@ -52,7 +52,11 @@ class RowRms(torch.optim.Optimizer):
 def step_rows(
     table: Tensor, grad: Tensor, squares: Tensor, lr: float, beta2: float, correction: float, eps: float
 ) -> None:
-    """Where a row of grad is not zero: squares moves to grad² by 1 − beta2, and table against grad."""
+    """Update the rows of `table` and `squares` where `grad` is not all zero. All are (rows, width).
+
+    squares ← beta2 · squares + (1 − beta2) · grad²
+    table ← table − lr · grad / (√(squares / correction) + eps)
+    """
     touched = grad.ne(0).any(dim=1, keepdim=True)
     squares.lerp_(grad.square(), torch.where(touched, 1 - beta2, 0.0).to(squares.dtype))
     table.addcdiv_(grad, (squares / correction).sqrt_().add_(eps), value=-lr)

@@ -1,7 +1,7 @@
 """Learning rate and momentum as pure functions of the step.
 
-`step` counts from 0 and is the number of updates done before it. The rounding is that of the published
-records.
+`step` is the number of updates done so far, so the first update has step 0. Rounding follows the
+records of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hotlap.config import MuonConfig, ScheduleConfig
 
 
 def lr_multiplier(step: int, schedule: ScheduleConfig) -> float:
-    """What every learning rate is multiplied by in the update that follows `step` others."""
+    """The factor on every learning rate for the update at `step`."""
     if schedule.kind == "triangular":
         return triangular(step, schedule.steps, schedule.warmup_steps)
     if schedule.kind == "cosine":
@@ -22,19 +22,19 @@ def lr_multiplier(step: int, schedule: ScheduleConfig) -> float:
 
 
 def trapezoid(step: int, steps: int, warmup_steps: int, cooldown_steps: float) -> float:
-    """Up over the first steps, one, then down over the last ones so that step `steps` would be at zero."""
+    """Linear warmup to 1, constant, then linear cooldown that would reach 0 at step `steps`."""
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0
     falling = (steps - step) / cooldown_steps if cooldown_steps else 1.0
     return min(1.0, rising, falling)
 
 
 def triangular(step: int, steps: int, warmup_steps: int) -> float:
-    """Up over the first steps, then straight down, so that step `steps` would be at zero."""
+    """Linear warmup to 1, then linear decay that would reach 0 at step `steps`."""
     return trapezoid(step, steps, warmup_steps, cooldown_steps=steps - warmup_steps)
 
 
 def cosine(step: int, steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Up over the first steps, never from zero, then half a cosine wave down to `final_fraction`."""
+    """Linear warmup from above 0 to 1, then cosine decay to `final_fraction`."""
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
@@ -42,6 +42,6 @@ def cosine(step: int, steps: int, warmup_steps: int, final_fraction: float) -> f
 
 
 def momentum(step: int, muon: MuonConfig) -> float:
-    """Muon's momentum, on a straight line from its start to its end."""
+    """Muon's momentum: a linear warmup from `momentum_start` to `momentum_end`, then constant."""
     done = min(step / muon.momentum_warmup_steps, 1.0) if muon.momentum_warmup_steps else 1.0
     return (1 - done) * muon.momentum_start + done * muon.momentum_end

@@ -1,8 +1,8 @@
-"""Optimizer state as named tensors: what a checkpoint stores, the same for any number of ranks.
+"""Optimizer state as named tensors, as a checkpoint stores it, independent of the number of ranks.
 
-A tensor is called `parameter/entry`, such as `blocks.0.mlp.up/momentum`. Muon's entries come from their
-owners; the others' are equal on all ranks. Restoring is bit for bit, and refuses what does not fit before it
-changes anything.
+A tensor is named `parameter/entry`, such as `blocks.0.mlp.up/momentum`. Muon's state is gathered
+from the ranks that own it; the state of the other optimizers is equal on all ranks. Restoring is
+bit-exact. A state that does not fit raises before anything has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hotlap.optim.row_rms import RowRms
 
 
 def gather_state(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """All state, on the CPU. All ranks must call it; all get the same."""
+    """All state, on the CPU. A collective: every rank must call it and gets the same result."""
     tensors = {}
     for optimizer in optimizers:
         if isinstance(optimizer, Muon):
@@ -32,7 +32,7 @@ def gather_state(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tenso
 
 
 def restore_state(optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `gather_state` gave, whatever the number of ranks then and now."""
+    """Load the result of `gather_state`, on any number of ranks."""
     optimizers = list(optimizers)
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -46,7 +46,7 @@ def restore_state(optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[
         if isinstance(optimizer, Muon):
             state_dict["state"] = {name: by_name[name] for name in _named(optimizer)}
         else:
-            # Cloned, since an optimizer may keep and overwrite the tensors that it loads.
+            # Clone, because an optimizer may keep and overwrite the tensors that it loads.
             state_dict["state"] = {
                 index: {entry: value.clone() for entry, value in by_name[name].items()}
                 for index, name in enumerate(_named(optimizer))
@@ -76,7 +76,7 @@ def _check_fit(
 ) -> None:
     has_stepped = any("step" in entries for entries in saved.values())
     for name, entries in expected_entries.items():
-        # Adam and RowRms have no state before their first step.
+        # Adam and RowRms create their state in the first step.
         wanted = entries if has_stepped or entries == {"momentum"} else set()
         found = saved.get(name, {})
         misfit = next((e for e, t in found.items() if e != "step" and t.shape != shapes[name]), None)
@@ -91,6 +91,6 @@ def _check_fit(
     if unknown:
         raise CheckpointError(
             expected="optimizer state of this model's parameters",
-            found=f"`{unknown[0]}`, which it does not have",
+            found=f"`{unknown[0]}`, which the model does not have",
             do="resume with the recipe and size that the checkpoint was saved with",
         )

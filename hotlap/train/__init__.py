@@ -1,1 +1,1 @@
-"""Training: the loop, and what surrounds it, from the process group to checkpoints."""
+"""Training: the loop and everything it needs, from building a lap to saving checkpoints."""

@@ -1,7 +1,7 @@
-"""Where the time goes: every second of a run belongs to exactly one phase.
+"""The clock of a run: every second belongs to exactly one phase.
 
-Only `training` counts as training time; set-up, compilation, validation and saving are timed apart and
-reported beside it. On a GPU a phase ends when the device is done, not when the work was queued.
+Only `training` counts as training time. Setup, compilation, validation and saving are timed
+separately and reported next to it. On a GPU a phase ends when the device has finished.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Clock:
         self._since = time.perf_counter()
 
     def go_on_from(self, seconds: Mapping[str, float]) -> None:
-        """Count on from what earlier processes of the run took."""
+        """Add the seconds per phase of earlier processes of the run."""
         for name, earlier in seconds.items():
             self.seconds[name] += earlier
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside to another phase; afterwards go back to the one before."""
+        """Time the `with` block as phase `name`, then switch back to the previous phase."""
         before = self._phase
         self.switch(name)
         try:
@@ -38,7 +38,8 @@ class Clock:
             self.switch(before)
 
     def switch(self, name: str) -> None:
-        assert name in self.seconds, f"{name} is none of the phases {PHASES}"
+        """End the current phase and start phase `name`. Synchronizes with the device."""
+        assert name in self.seconds, f"unknown phase {name!r}, expected one of {PHASES}"
         self._wait_for_device()
         now = time.perf_counter()
         self.seconds[self._phase] += now - self._since
@@ -46,13 +47,16 @@ class Clock:
 
     @property
     def training_s(self) -> float:
-        """Seconds of training so far; on a GPU, what is queued may not be done yet."""
+        """Seconds of training so far.
+
+        Does not synchronize: on a GPU, queued work may still be running.
+        """
         running = time.perf_counter() - self._since if self._phase == "training" else 0.0
         return self.seconds["training"] + running
 
     @property
     def other_s(self) -> dict[str, float]:
-        """Seconds of the phases besides training that are over."""
+        """Seconds per phase other than training, up to the last switch."""
         return {name: seconds for name, seconds in self.seconds.items() if name != "training"}
 
 

@@ -1,4 +1,4 @@
-"""What torch.compile is applied to, and the warm-up that keeps compilation out of the training time."""
+"""What torch.compile is applied to, and the warmup that keeps compilation out of training time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from hotlap.model import GPT, GPT2
 from hotlap.train.flops import matmul_flops_per_token
 from hotlap.train.masking import Masking
 
-# Compiled blocks gain about a fifth on a CPU and cost up to this much time when the cache is cold.
-CPU_COMPILE_SECONDS = 30
-CPU_COMPILE_GAIN = 0.2
-# What an uncompiled run does on a CPU, to estimate how long it will take. Not measured here and now: a run
-# that is resumed must be compiled as before, or its numbers differ.
-ASSUMED_GFLOPS_A_THREAD = 30
+CPU_COMPILE_SECONDS = 30  # to compile blocks on a CPU with a cold cache, at most
+CPU_COMPILE_GAIN = 0.2  # fraction of the training time that compiled blocks save on a CPU
+# Speed of an uncompiled run on a CPU, to estimate its duration. Not measured, because a
+# resumed run must make the same choice: compiled and uncompiled code round differently.
+ASSUMED_GFLOPS_PER_THREAD = 30
 
 
 class CompileChoice(NamedTuple):
@@ -29,12 +28,12 @@ class CompileChoice(NamedTuple):
 
 
 def choose_mode(
-    config: Config, device: torch.device, dtype: torch.dtype, all_threads: int, installed: Installed
+    config: Config, device: torch.device, dtype: torch.dtype, num_threads: int, installed: Installed
 ) -> CompileChoice:
-    """`auto` compiles blocks without kernels, in a run that is long enough to win back the time it takes."""
+    """`auto` compiles on CUDA, and on a CPU without kernels if the run is long enough."""
     asked = config.runtime.compile
     if asked != "auto":
-        return CompileChoice(asked, "as asked for")
+        return CompileChoice(asked, "as configured")
     if device.type == "cuda":
         return CompileChoice("model", "auto: always pays on CUDA")
     if device.type != "cpu":
@@ -42,7 +41,7 @@ def choose_mode(
     if installed.fuses_blocks:
         return CompileChoice("off", "auto: the kernels in C are as fast")
     tokens = config.schedule.steps * config.batch.tokens_per_step
-    gflops = ASSUMED_GFLOPS_A_THREAD * all_threads * (2 if dtype == torch.bfloat16 else 1)
+    gflops = ASSUMED_GFLOPS_PER_THREAD * num_threads * (2 if dtype == torch.bfloat16 else 1)
     seconds = tokens * matmul_flops_per_token(config) / (gflops * 1e9)
     if seconds * CPU_COMPILE_GAIN > CPU_COMPILE_SECONDS:
         return CompileChoice("block", f"auto: pays in a run of about {seconds:.0f} s")
@@ -52,13 +51,13 @@ def choose_mode(
 def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> None:
     if mode == "off":
         return
-    # The compiler's own choice is a temporary directory, which a restart of the machine empties.
+    # The default is a temporary directory, which does not survive a reboot.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
-    # How many probabilities the blocked backend keeps depends on the mask; without this every layer's graph
-    # would break at its attention.
+    # The blocked backend returns a number of saved probabilities that depends on the mask. Without
+    # this option the graph of every layer would break at its attention.
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
-    # Blocks share one function, compiled once for each kind of block, with and without gradients; beyond its
-    # limit, which is 8, the compiler would leave the rest uncompiled.
+    # All blocks share one forward function, which is compiled once per variant of block, with and
+    # without gradients. Beyond its limit the compiler would leave the remaining blocks uncompiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(model.blocks))
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
@@ -70,9 +69,9 @@ def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> 
 
 
 def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Distributed) -> None:
-    """Compile the training and validation shapes on made-up tokens. Leaves no gradient and no other trace."""
+    """Compile the training and validation shapes with dummy tokens. Leaves no gradients behind."""
     count = config.batch.sequence_tokens
-    for sequences in sequences_at_once(config, distributed.world_size):
+    for sequences in micro_batch_sequences(config, distributed.world_size):
         tokens = torch.zeros(sequences * count, dtype=torch.int32, device=distributed.device)
         model(tokens, tokens.long(), masking.plans(tokens, count)).backward()
     model.zero_grad(set_to_none=True)
@@ -81,13 +80,16 @@ def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Di
         model(tokens, tokens.long(), masking.plans(tokens, None), reduction="sum")
 
 
-def sequences_at_once(config: Config, world_size: int) -> set[int]:
-    """How many sequences a rank takes through the model at once; a step's last micro-batch may differ."""
-    of_this_rank = config.batch.tokens_per_step // config.batch.sequence_tokens // world_size
+def micro_batch_sequences(config: Config, world_size: int) -> set[int]:
+    """Sizes of a rank's micro-batches in sequences.
+
+    The last micro-batch of a step may be smaller.
+    """
+    per_rank = config.batch.tokens_per_step // config.batch.sequence_tokens // world_size
     micro = config.batch.micro_sequences
-    return {min(micro, of_this_rank - start) for start in range(0, of_this_rank, micro)}
+    return {min(micro, per_rank - start) for start in range(0, per_rank, micro)}
 
 
-def tokens_at_once(config: Config, world_size: int) -> int:
-    """The most tokens that a rank takes through the model at once."""
-    return max(sequences_at_once(config, world_size)) * config.batch.sequence_tokens
+def max_micro_batch_tokens(config: Config, world_size: int) -> int:
+    """Tokens in the largest micro-batch of a rank."""
+    return max(micro_batch_sequences(config, world_size)) * config.batch.sequence_tokens

@@ -1,7 +1,7 @@
-"""Where a run took place, as plain facts: versions, hardware, the working tree's commit, a few variables.
+"""The environment of a run: versions, hardware, git commit, selected environment variables.
 
-Of the environment's variables only those named here are ever recorded, so that no secret gets into a run's
-files. What needs the model or the data is added by the trainer.
+Only the environment variables named here are recorded, so that no secret ends up in the files of a
+run. `run.py` adds what depends on the model and the data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from hotlap import __version__, hardware
 
-# Variables that change speed or results. Whole names, never patterns: a pattern may match a secret.
+# Variables that affect speed or results. Full names only: a pattern could match a secret.
 RECORDED_VARIABLES = (
     "CC",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -67,7 +67,7 @@ def describe_environment(
     world_size: int,
     threads: int,
 ) -> dict[str, Any]:
-    """The part of `environment.json` that needs neither model nor data."""
+    """The part of `environment.json` that does not depend on the model or the data."""
     return {
         "hotlap": __version__,
         "python": platform.python_version(),
@@ -90,7 +90,7 @@ def describe_environment(
 
 
 def working_commit() -> str | None:
-    """The commit of the working directory, with `-dirty` where tracked files differ from it; None if none."""
+    """Git commit of the working directory, `-dirty` if tracked files differ; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(

@@ -1,4 +1,4 @@
-"""Validation: the mean loss on fixed tokens, the same for any number of ranks, and bits per byte."""
+"""Validation: mean loss and bits per byte on a fixed set of tokens, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from hotlap.train.masking import Masking
 @dataclass(frozen=True)
 class Evaluation:
     loss: float  # nats per token
-    bpb: float | None  # bits per byte; None where the bytes are not known
+    bpb: float | None  # bits per byte; None if the number of bytes is unknown
 
 
 @torch.no_grad()
 def evaluate(
     model: GPT | GPT2, masking: Masking, batches: ValidationBatches, bytes_per_token: float | None
 ) -> Evaluation:
-    """Every rank takes its share of the sequences; all get the same result."""
+    """Each rank evaluates its sequences; all ranks return the same result. A collective."""
     sums = []
     for batch in batches:
         tokens = batch.inputs.flatten()
         plans = masking.plans(tokens, batch.chunk_tokens)
         sums.append(model(tokens, batch.targets.flatten(), plans, reduction="sum"))
-    # Added up in float64, so that the split over ranks does not show; on the CPU, for devices without it.
+    # Summed in float64, so that the result does not depend on how sequences are split across ranks.
+    # Summed on the CPU, because some devices have no float64.
     nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)
     if dist.is_initialized():
         nats = nats.to(batches.device)

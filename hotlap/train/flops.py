@@ -1,7 +1,8 @@
-"""What a run measures about itself besides the loss: work done, speed against the peak, memory.
+"""FLOPs per token, peak FLOP/s of the device, peak memory.
 
-Model FLOPs per token count 6 for every weight of a matrix product (blocks and head; embeddings are look-ups)
-and 12 for every feature of every key that attention reads: forward, and twice that backward.
+Model FLOPs per token, forward plus backward: 6 per matmul weight (blocks and head; embeddings are
+lookups), and per layer 12 · width per key that a query attends to. The backward pass counts as
+twice the forward pass.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from hotlap.attention.visibility import window_tokens
 from hotlap.config import Config
 from hotlap.hardware import measure_matmul_gflops
 
-# Dense bfloat16 peaks in TFLOP/s, from the makers' data sheets. Whole names as the driver gives them: a part
-# of one would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
+# Dense bfloat16 peaks in TFLOP/s, from the vendors' data sheets. Full names as the driver reports
+# them: a prefix would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
 KNOWN_GPU_TFLOPS = {
     "NVIDIA H100 80GB HBM3": 989.4,
     "NVIDIA H100 PCIe": 756.0,
@@ -37,7 +38,7 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
 
 def matmul_flops_per_token(config: Config) -> int:
-    """Forward and backward work of every matrix product with a weight."""
+    """Forward and backward FLOPs per token of all matmuls with weights."""
     model = config.model
     hidden = model.mlp_ratio * model.width
     attention = model.width * (2 * model.width + 2 * model.kv_heads * model.head_dim)
@@ -47,16 +48,16 @@ def matmul_flops_per_token(config: Config) -> int:
 
 
 def attention_flops_per_token(config: Config, keys_per_token: float) -> float:
-    """Forward and backward work of attention that reads so many keys a token, over all layers."""
+    """Forward and backward FLOPs per token of attention to `keys_per_token` keys, all layers."""
     model = config.model
     layers = model.num_layers - len(model.attention_free_layers)
     return 12 * layers * model.width * keys_per_token
 
 
 def flops_per_token(config: Config, steps: int) -> float:
-    """The mean over the first `steps` steps, whose windows may differ.
+    """Model FLOPs per token, averaged over the windows of the first `steps` steps.
 
-    Documents shorter than a window are not counted out.
+    Document boundaries, which shorten the attention further, are ignored.
     """
     context = config.batch.sequence_tokens
     if config.data.order == "shuffled":
@@ -70,15 +71,15 @@ def flops_per_token(config: Config, steps: int) -> float:
 
 
 def mean_keys(window_tokens: int, context_tokens: int) -> float:
-    """Keys that a token of a context reads on average, its own among them, with a window within the context.
+    """Mean number of keys per query, including its own, for window_tokens ≤ context_tokens.
 
-    The first tokens have fewer than a window before them.
+    The first queries of a context see fewer keys than the window holds.
     """
     return window_tokens - window_tokens * (window_tokens - 1) / (2 * context_tokens)
 
 
 def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The device's matrix-product peak: measured on a CPU, from a table on a GPU, None where unknown."""
+    """Peak matmul GFLOP/s: measured on a CPU, from a table on a GPU, None if unknown."""
     if device.type == "cpu":
         return measure_matmul_gflops(dtype=dtype)
     if device.type == "cuda" and dtype == torch.bfloat16:
@@ -88,17 +89,19 @@ def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """The most memory that this process has held: allocated on a GPU, resident elsewhere."""
+    """Peak memory of this process in MiB: allocated on a GPU, resident elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return peak_rss_mib()
 
 
 def peak_reserved_mib(device: torch.device) -> float | None:
-    """What the allocator held of a GPU at most; None elsewhere."""
+    """Peak memory that the caching allocator reserved on a GPU, in MiB; None on other devices."""
     return torch.cuda.max_memory_reserved(device) / 2**20 if device.type == "cuda" else None
 
 
 def peak_rss_mib() -> float:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / 2**20 if sys.platform == "darwin" else most / 2**10
+    """Peak resident memory of this process in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Bytes on macOS, KiB on Linux.
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

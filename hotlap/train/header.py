@@ -1,4 +1,4 @@
-"""What a run says before its first step: everything that could otherwise happen in silence."""
+"""The header that a run prints before its first step: choices that would otherwise be silent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hotlap.train.snapshot import TrainingProgress
 
 
 def described_precision(lap: Lap) -> str:
-    """That of activations, and why where the processor promised another."""
+    """The dtype of the activations, with the reason if faulty AMX hardware decided it."""
     activations = f"{str(lap.dtype).removeprefix('torch.')} activations"
     if lap.config.runtime.precision == "auto" and amx_faults(lap.distributed.device):
         return f"{activations} (the processor {AMX_FAULTS})"
@@ -28,19 +28,19 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
     lines = [
         f"hotlap {__version__}: {config.recipe} at {config.size}, seed {config.seed}, into {directory}",
         f"device     {world.world_size} × {world.device.type} ({device_name(world.device)}),"
-        f" {torch.get_num_threads()} threads each, matrix-product peak {peak}",
+        f" {torch.get_num_threads()} threads each, matmul peak {peak}",
         f"precision  {described_precision(lap)}, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
         f"attention  {lap.backend.name} backend; compile {lap.compiled.mode} ({lap.compiled.reason})",
         f"kernels    {lap.installed}",
         f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
         f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",
-        f"batch      {config.batch.tokens_per_step:,} tokens a step: {world.world_size} ranks ×"
+        f"batch      {config.batch.tokens_per_step:,} tokens per step: {world.world_size} ranks ×"
         f" {micro_batches} micro-batches; {config.schedule.steps} steps",
         f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
-        f" {data.loader.tokens_dropped_per_epoch:,} dropped an epoch",
+        f" {data.loader.tokens_dropped_per_epoch:,} dropped per epoch",
         f"validation {data.validation.tokens:,} tokens, {data.validation.tokens_left_out:,} left out;"
-        f" bytes a token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
+        f" bytes per token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
     ]
     if progress.step:
         lines.append(f"resumed    at step {progress.step}, {progress.training_s:.1f} s of training done")

@@ -1,7 +1,7 @@
-"""A lap: everything that a run is made of, built from its configuration in the order in which it is needed.
+"""A lap: the data, model, optimizers and backend of a run, built from its configuration.
 
-The same for one process and many: the process's place among the others is given, data and model are built
-alike on every rank, and the model is wrapped for gradient averaging only when there are several.
+The code is the same for one process and for many. Every rank builds the same model and opens the
+same data; with several ranks the model is also wrapped in DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hotlap.corpus.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.loader import Loader
 from hotlap.data.stream import TokenStream, open_split
 from hotlap.data.validation import ValidationBatches, validation_batches
-from hotlap.distributed.process_group import Distributed, from_main_rank
+from hotlap.distributed.process_group import Distributed, broadcast_from_main
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, tokens_at_once, warm_up
+from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, max_micro_batch_tokens, warm_up
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 
@@ -44,7 +44,7 @@ class Lap:
     dtype: torch.dtype
     backend: Backend
     model: GPT | GPT2
-    module: nn.Module  # the model, or the model with its gradients averaged over ranks
+    module: nn.Module  # the model, wrapped in DDP if there are several ranks
     masking: Masking
     routing: Routing
     optimizers: list[torch.optim.Optimizer]
@@ -62,7 +62,7 @@ class Data:
     validation: ValidationBatches
     end_of_text: int
     bytes_per_token: float | None  # of the validation split
-    tokenizer: Tokenizer | None  # None where the data came without one
+    tokenizer: Tokenizer | None  # None if the data has none
 
 
 def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
@@ -77,25 +77,25 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         model = build_model(config.model, packed_tokens(config), dtype)
     masking = Masking(config, backend, data.end_of_text, device)
     routing = route_parameters(model, config, distributed.world_size)
-    # Orthogonalised in the run's own precision: bfloat16 halves the time where the hardware has it.
+    # Newton-Schulz runs in the precision of the run: bfloat16 is faster where hardware supports it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
     installed = kernels.install(
         model,
         optimizers,
         backend=backend,
-        tokens=tokens_at_once(config, distributed.world_size),
+        tokens=max_micro_batch_tokens(config, distributed.world_size),
         compiled=config.runtime.compile in ("block", "model"),
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
-    compiled = from_main_rank(choose_mode(config, device, dtype, threads, installed))
+    compiled = broadcast_from_main(choose_mode(config, device, dtype, threads, installed))
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
             warm_up(model, masking, config, distributed)
     module: nn.Module = model
     if distributed.world_size > 1:
-        module = average_gradients(model, device)
+        module = wrap_ddp(model, device)
     return Lap(
         config=config,
         distributed=distributed,
@@ -113,8 +113,8 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     )
 
 
-def average_gradients(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    # Buffers are tables that every rank computes alike. Newer releases of torch renamed the option.
+def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    # No sync: every rank computes the same buffers. Newer releases of torch renamed the option.
     known = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     device_ids = [device] if device.type == "cuda" else None
@@ -123,13 +123,17 @@ def average_gradients(model: nn.Module, device: torch.device) -> DistributedData
 
 
 def packed_tokens(config: Config) -> int:
-    """Tokens that go through the model at once. GPT-2 has positions for one sequence only."""
+    """Maximum number of positions that the model needs.
+
+    GPT-2's positions restart with every sequence.
+    """
     if config.model.architecture == "gpt2":
         return config.batch.sequence_tokens
     return config.batch.micro_sequences * config.batch.sequence_tokens
 
 
 def saved_bytes_per_layer(config: Config) -> int:
+    """Bytes of attention probabilities that each layer may save for the backward pass."""
     layers = config.model.num_layers - len(config.model.attention_free_layers)
     return config.attention.saved_probabilities_mb * 2**20 // max(1, layers)
 
@@ -181,20 +185,23 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
 
 
 def end_of_text_of(stream: TokenStream, tokenizer: str) -> int:
-    """The token that starts a document; bare shards do not say it, and only GPT-2's is known."""
+    """The token that starts a document.
+
+    Without a manifest it is known for the GPT-2 tokenizer only.
+    """
     if stream.end_of_text is not None:
         return stream.end_of_text
     if tokenizer != "gpt2":
         raise DataError(
             expected="a manifest that names the end-of-text token",
-            found=f"bare shards in {stream.name}",
-            do="prepare the data with `hotlap data prepare`, or use GPT-2's tokenizer",
+            found=f"shards without a manifest in {stream.name}",
+            do="prepare the data with `hotlap data prepare`, or use the GPT-2 tokenizer",
         )
     return GPT2_END_OF_TEXT
 
 
 def bytes_per_token(val: TokenStream, given: float | None) -> float | None:
-    """Bytes of text per predicted token: given, or known from the manifest, or not known."""
+    """Bytes of text per predicted token: `given`, else from the manifest, else None."""
     if given is not None or val.text_bytes is None:
         return given
     return val.text_bytes / (len(val) - 1)

@@ -1,8 +1,8 @@
-"""The training loop: validate when due, save when due, one update, write down what happened.
+"""The training loop: validate if due, save if due, one update, record it.
 
-A step's tokens are the same for any number of ranks and micro-batches: gradients are averaged over all of
-them. Whatever a decision depends on (loss, stop requests) is the same on every rank, so all ranks take it
-alike. Only the main rank writes.
+A step has the same tokens for any number of ranks and micro-batches; gradients are averaged over
+all of them. Decisions depend only on values that are reduced over the ranks (loss, stop requests),
+so all ranks decide alike. Only the main rank writes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.config import EvaluationConfig
-from hotlap.distributed.process_group import from_main_rank
+from hotlap.distributed.process_group import broadcast_from_main
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import DivergenceError
 from hotlap.inference.generate import sample_text
@@ -50,15 +50,15 @@ class Trainer:
         self.snapshots = snapshots
         self.stop = stop
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
-        # A checkpoint is saved after its validation, which is not repeated when the run goes on from it.
+        # A checkpoint is saved after its validation, which a resumed run does not repeat.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
         self._ends_at_target = validated is not None and ends_at_target(validated, lap.config.evaluation)
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
-        self._updated = True  # by the last step, rather than skipped
-        self._overdue = False  # a save, by the main rank's clock
+        self._updated = True  # False if the last step was skipped
+        self._save_overdue = False  # by the main rank's clock
 
     def run(self) -> str:
-        """Train to the end, the target or a stop request; says which: finished, target or interrupted."""
+        """Train until the run is "finished", has reached its "target" or is "interrupted"."""
         steps = self.lap.config.schedule.steps
         self.clock.switch("training")
         while True:
@@ -68,8 +68,9 @@ class Trainer:
             if self._ends_at_target or self.progress.step == steps:
                 self._save()
                 return "target" if self._ends_at_target else "finished"
-            # A skipped step's checkpoint is of no more use than the one before, which it might push out.
-            save_due = self._overdue or self.snapshots.due(self.progress.step)
+            # Do not save after a skipped step: the weights have not changed since the step before,
+            # and the new checkpoint could evict an older one.
+            save_due = self._save_overdue or self.snapshots.due(self.progress.step)
             if save_due and self._updated:
                 self._save()
             stop_requested = self._update()
@@ -81,7 +82,7 @@ class Trainer:
         """One optimizer step. Returns whether any rank was asked to stop."""
         lap, config, progress = self.lap, self.lap.config, self.progress
         started = time.perf_counter()
-        loss, stop_requested = self._agree(self._accumulate_gradients())
+        loss, stop_requested = self._reduce_loss_and_flags(self._accumulate_gradients())
         norm = (
             clip_global_norm(self.parameters, config.optim.clip_norm).item()
             if config.optim.clip_norm
@@ -89,14 +90,14 @@ class Trainer:
         )
         multiplier = lr_multiplier(progress.step, config.schedule)
         muon_momentum = momentum(progress.step, config.optim.muon)
-        # Clipped by a norm that is not finite, every gradient is zero or NaN.
+        # Clipping by a non-finite norm leaves every gradient zero or NaN.
         self._updated = math.isfinite(loss) and (norm is None or math.isfinite(norm))
         if self._updated:
             apply_schedule(lap.optimizers, multiplier, muon_momentum)
             for optimizer in lap.optimizers:
                 optimizer.step()
         else:
-            self._on_nan(loss, norm)
+            self._handle_nan(loss, norm)
         lap.module.zero_grad(set_to_none=True)
         progress.step += 1
         progress.tokens += config.batch.tokens_per_step
@@ -119,7 +120,7 @@ class Trainer:
         return stop_requested
 
     def _accumulate_gradients(self) -> Tensor:
-        """Gradients of the mean loss over this rank's tokens; that loss, detached."""
+        """Backpropagate the mean loss over this rank's tokens. Returns that loss, detached."""
         lap = self.lap
         batch = lap.data.loader.next()
         micro = lap.config.batch.micro_sequences
@@ -140,8 +141,8 @@ class Trainer:
         module = self.lap.module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
-    def _agree(self, loss: Tensor) -> tuple[float, bool]:
-        """The loss over all ranks, and whether any of them was asked to stop; all in one exchange."""
+    def _reduce_loss_and_flags(self, loss: Tensor) -> tuple[float, bool]:
+        """Mean loss over all ranks, and whether any rank was asked to stop, in one all-reduce."""
         overdue = self.lap.distributed.is_main and self.snapshots.overdue()
         flags = loss.new_tensor([self.stop.requested, overdue], dtype=torch.float32)
         figures = torch.cat([loss.float()[None], flags])
@@ -149,14 +150,14 @@ class Trainer:
             dist.all_reduce(figures)
             figures[0] /= dist.get_world_size()
         loss_value, stops, overdues = figures.tolist()
-        self._overdue = overdues > 0
+        self._save_overdue = overdues > 0
         return loss_value, stops > 0
 
-    def _on_nan(self, loss: float, norm: float | None) -> None:
+    def _handle_nan(self, loss: float, norm: float | None) -> None:
         self.progress.nan_steps += 1
         if self.lap.config.runtime.on_nan == "skip":
             return
-        newest = from_main_rank(self.snapshots.newest())
+        newest = broadcast_from_main(self.snapshots.newest())
         is_norm = math.isfinite(loss)
         raise DivergenceError(
             expected="a finite gradient norm" if is_norm else "a finite loss",
@@ -192,12 +193,12 @@ class Trainer:
         self._sample()
 
     def _sample(self) -> None:
-        """What the model writes after each quarter of the run, and at its target, unless it has diverged."""
+        """Sample text after each quarter of the run and at its target, unless it has diverged."""
         progress, tokenizer = self.progress, self.lap.data.tokenizer
         quarter = 4 * progress.step // self.lap.config.schedule.steps
         if tokenizer is None or not (quarter > self._quarters_sampled or self._ends_at_target):
             return
-        assert progress.evaluation is not None, "sampled right after a validation"
+        assert progress.evaluation is not None, "samples follow a validation"
         if not math.isfinite(progress.evaluation.loss):
             return
         self._quarters_sampled = quarter

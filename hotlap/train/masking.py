@@ -1,7 +1,7 @@
-"""From the tokens of a batch to the attention plans of the model's layers.
+"""From the tokens of a batch to one attention plan per layer.
 
-Holds the window as one device tensor that changes only when the schedule moves it, so that compiled code is
-never recompiled for it.
+The window is one tensor on the device, updated in place when the schedule changes it, so that a new
+window does not trigger recompilation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Masking:
         self._window = torch.tensor(self.visibility.window, dtype=torch.int32, device=device)
 
     def set_step(self, step: int) -> None:
-        """Give the window the width that the schedule has after `step` updates."""
+        """Set the window to its size after `step` updates."""
         before = self.visibility
         self.visibility = Visibility.at_step(self.config, step, before.end_of_text)
         if self.visibility != before:
@@ -34,9 +34,9 @@ class Masking:
         return self.visibility.window_tokens
 
     def plans(self, tokens_T: Tensor, chunk_tokens: int | None) -> list[AttentionPlan] | None:
-        """One plan for every layer, or None for a model that sees all of its context.
+        """One plan per layer, or None if queries see all of their context.
 
-        `chunk_tokens`: every run of so many tokens is a document of its own, whatever its tokens are.
+        With `chunk_tokens`, every multiple of it starts a document.
         """
         if self.visibility.unit == "unlimited":
             return None

@@ -1,4 +1,4 @@
-"""What every rank must have in common before the first step."""
+"""The check that all ranks start a run from the same state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hotlap.train.snapshot import TrainingProgress
 
 
 def check_same_start(lap: Lap, progress: TrainingProgress) -> None:
-    """Refused on every rank where one differs."""
+    """Raise on every rank if one of them differs. A collective: every rank must call it."""
     check_same(facts_of(lap, progress))
 
 

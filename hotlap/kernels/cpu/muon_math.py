@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotlap.kernels.cpu import newton_schulz
-from hotlap.optim.muon_maths import PlainMaths
+from hotlap.optim.muon_math import PlainMath
 from hotlap.optim.newton_schulz import (
     GRAM_FIRST_SEGMENT,
     GRAM_SEGMENT,
@@ -16,7 +16,7 @@ from hotlap.optim.newton_schulz import (
 )
 
 
-class KernelMaths(PlainMaths):
+class KernelMath(PlainMath):
     def orthogonalize(self, updates: Tensor, coefficients: Coefficients, dtype: torch.dtype) -> Tensor:
         count, rows, cols = updates.shape
         # One thread iterates on one matrix in its core's cache.

@@ -1,7 +1,6 @@
-"""The tensor maths of one Muon step, apart from who computes it and how it is sent: momentum, Newton-Schulz,
-and the update of the weights.
+"""The tensor math of one Muon step: momentum, Newton-Schulz, weight update. No communication.
 
-`PlainMaths` defines what is computed. `Muon.maths` may be exchanged for another implementation.
+`PlainMath` is the reference. `Muon.math` can be replaced with another implementation.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from hotlap.optim.newton_schulz import Coefficients, orthogonalize
 MomentumForm = Literal["lerp", "sum"]
 
 
-class PlainMaths:
-    def momenta(
+class PlainMath:
+    def update_momentum(
         self,
         gradients: Sequence[Tensor],
         buffer: Tensor,
@@ -26,7 +25,10 @@ class PlainMaths:
         momentum: float,
         nesterov: bool,
     ) -> Tensor:
-        """Update the momenta `buffer` (count, rows, cols) in place; returns what Newton-Schulz takes."""
+        """Update `buffer` (count, rows, cols) in place. Returns the matrices to orthogonalize.
+
+        `gradients` are `count` tensors of shape (rows, cols).
+        """
         updates = torch.stack(tuple(gradients)).to(buffer.dtype)
         if form == "lerp":
             buffer.lerp_(updates, 1 - momentum)
@@ -35,10 +37,10 @@ class PlainMaths:
         return updates.add_(buffer, alpha=momentum) if nesterov else buffer
 
     def orthogonalize(self, updates: Tensor, coefficients: Coefficients, dtype: torch.dtype) -> Tensor:
-        """The nearly orthogonal factor of each matrix of (count, rows, cols), computed in `dtype`."""
+        """The approximate polar factor of each matrix of (count, rows, cols), in `dtype`."""
         return orthogonalize(updates, coefficients, dtype=dtype)
 
-    def step(
+    def update_weights(
         self,
         weights: Sequence[Tensor],
         updates: Tensor,
@@ -46,9 +48,9 @@ class PlainMaths:
         decays: Sequence[float],
         cautious: bool,
     ) -> None:
-        """weight −= decay · weight + rate · update, in place, for each of `updates` (count, rows, cols).
+        """weight −= decay · weight + rate · update, in place, per matrix of (count, rows, cols).
 
-        Cautious decay spares the entries that the update moves away from zero.
+        Cautious weight decay applies only to the entries that the update moves toward zero.
         """
         for weight, update, rate, decay in zip(weights, updates, rates, decays, strict=True):
             if decay and cautious:
