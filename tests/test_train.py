@@ -112,7 +112,7 @@ def test_a_foreign_mlp_trains_at_nano_with_everything_else_fused(tiny_data, tmp_
     kernels = result.directory.read_environment()["kernels"]
     assert kernels["MLP of layers 0-3"] == "plain: SwiGLU has no kernel"
     assert {type(block).__name__ for block in result.lap.model.blocks} == {"Block", "FusedBlock"}
-    validations = [line for line in result.directory.metrics().lines if line["kind"] == "validation"]
+    validations = [line for line in result.directory.read_metrics().lines if line["kind"] == "validation"]
     assert validations[-1]["val_loss"] < validations[0]["val_loss"]
 
 
