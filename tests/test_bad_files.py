@@ -66,19 +66,22 @@ def bad_files(directory: Path) -> Iterator[tuple[Path, str]]:
     yield file("cut.txt.gz", zipped[:-2000]), r"a complete \.gz file at .*cut\.txt\.gz"
     yield file("no.txt.gz", b"no gzip at all"), r"a complete \.gz file at .*found Not a gzipped file"
     yield file("cut.txt.zst", compressed[:-2000]), r"found the file ends inside a frame"
-    yield file("no.txt.zst", b"no zstandard"), r"a whole \.zst file at"
+    yield file("no.txt.zst", b"no zstandard"), r"a complete \.zst file at"
     yield file("no.parquet", b"no parquet"), r"a parquet file at .*no\.parquet"
     yield file("wrong.jsonl", b'{"text": "a"}\n{"text": \n'), r"JSON in line 2 of .*wrong\.jsonl"
-    yield file("list.jsonl", b"[1, 2]\n"), "an object with text under 'text' in line 1 of .*found list"
-    yield file("field.jsonl", b'{"body": "a", "n": 1}\n'), "found 'body', 'n'; name the field .*--field"
-    yield file("number.jsonl", b'{"text": 1}\n'), "an object with text under 'text'"
+    yield file("list.jsonl", b"[1, 2]\n"), "an object with a string 'text' in line 1 of .*found list"
+    yield (
+        file("field.jsonl", b'{"body": "a", "n": 1}\n'),
+        "found 'body', 'n'; give the name of the text field with --field",
+    )
+    yield file("number.jsonl", b'{"text": 1}\n'), "an object with a string 'text'"
     yield file("deep.jsonl", b"[" * 200_000 + b"\n"), r"JSON in line 1 of .*deep\.jsonl"
-    yield directory / "missing.txt", "a file or folder .*found nothing there"
-    yield file("picture.png", b"text"), r"a file that ends in \.txt.*found .*picture\.png"
-    yield file("table.parquet.gz", b"text"), r"but for parquet also with \.gz"
+    yield directory / "missing.txt", "a file or directory .*found nothing"
+    yield file("picture.png", b"text"), r"a file with the suffix \.txt.*found .*picture\.png"
+    yield file("table.parquet.gz", b"text"), r"also with \.gz or \.zst, except parquet"
     columns = directory / "columns.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), columns)
-    yield columns, r"a column 'text' of text in .*found 'text' \(int64\), 'body' \(string\)"
+    yield columns, r"a string column 'text' in .*found 'text' \(int64\), 'body' \(string\)"
     (directory / "nothing").mkdir()
     yield directory / "nothing", "found none in .*nothing"
 

@@ -51,12 +51,12 @@ def test_data_of_another_tokenizer_is_refused(capsys, tmp_path):
     assert "data for the model's tokenizer" in complaint(evaluate(capsys, "--data", str(tmp_path / "b")))
     larger = ["data", "prepare", str(texts), "--vocab", "350", "--out", str(tmp_path / "c")]
     assert in_process(capsys, *larger).returncode == 0
-    assert "found one of 350" in complaint(evaluate(capsys, "--data", str(tmp_path / "c")))
+    assert "found a vocabulary of 350" in complaint(evaluate(capsys, "--data", str(tmp_path / "c")))
 
 
 @pytest.mark.parametrize(
     "arguments, part",
-    [(["--data", "/nowhere/at/all"], "/nowhere/at/all"), (["--tokens", "100"], "multiples of 128")],
+    [(["--data", "/nowhere/at/all"], "/nowhere/at/all"), (["--tokens", "100"], "a multiple of 128")],
 )
 def test_a_wrong_argument_gets_one_line(capsys, arguments, part):
     assert part in complaint(evaluate(capsys, *arguments))

@@ -278,7 +278,7 @@ def test_a_name_that_exists_and_a_run_without_a_checkpoint(tiny_data, finished):
     [
         (["--steps", "1"], "at least the 2 steps"),
         (["--bigram-rows", "64"], "bigrams.table.weight"),
-        (["--matrices", "adamw", "--optim.muon.lr", "0.1"], "where AdamW takes the matrices"),
+        (["--matrices", "adamw", "--optim.muon.lr", "0.1"], "AdamW updates the matrices"),
     ],
 )
 def test_a_change_that_a_checkpoint_cannot_follow_is_refused(finished, change, part):

@@ -71,7 +71,7 @@ def validation_batches(
         raise ConfigError(
             expected=f"validation tokens as a multiple of {block_tokens}",
             found=f"{tokens}",
-            do="round evaluation.tokens to a multiple",
+            do="round the number of tokens",
         )
     needed = block_tokens if tokens is None else tokens
     if len(stream) - 1 < needed:
