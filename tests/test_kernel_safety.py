@@ -281,7 +281,7 @@ def test_functions_of_the_same_names_in_another_library_are_not_called(when, tmp
         "#include <stdio.h>\n#include <stdlib.h>\n"
         'static void called(const char *name) { fprintf(stderr, "called: %s\\n", name); abort(); }\n' + calls
     )
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
+    subprocess.run([*library._compiler(), "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
     results = []
     for order in (when, "never"):
         path = tmp_path / f"{order}.pt"

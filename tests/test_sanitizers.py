@@ -5,6 +5,7 @@ poisoned floats between the parts of a workspace (`part` of common.h).
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hotlap.kernels.cpu import library
 from tests.kernel_calls import KERNELS
 from tests.kernels_here import needs_kernels
 
@@ -30,14 +32,14 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables of a process whose kernels are compiled with sanitizers."""
-    compiler = os.environ.get("CC", "cc")
-    found = [run(compiler, f"-print-file-name=lib{name}.so").stdout.strip() for name in ("asan", "stdc++")]
+    compiler = library._compiler()
+    found = [run(*compiler, f"-print-file-name=lib{name}.so").stdout.strip() for name in ("asan", "stdc++")]
     if not all(Path(path).is_absolute() for path in found):
         pytest.skip("no AddressSanitizer beside the C compiler")
     folder = tmp_path_factory.mktemp("sanitized")
     script = folder / "compiler"
     # The last -O counts: -O3 would take a minute to compile and check nothing else.
-    script.write_text(f'#!/bin/sh\nexec {compiler} {" ".join(SANITIZERS)} "$@" -O1\n')
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} {" ".join(SANITIZERS)} "$@" -O1\n')
     script.chmod(0o755)
     variables = {"CC": str(script), "HOTLAP_CACHE": str(folder)}
     # Without the sanitizer's runtime in it, under which a compiler would be slow.
@@ -54,12 +56,12 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def checked_blas(tmp_path_factory: pytest.TempPathFactory) -> str:
-    library = tmp_path_factory.mktemp("blas") / "libchecked.so"
+    checked = tmp_path_factory.mktemp("blas") / "libchecked.so"
     source = str(Path(__file__).with_name("checked_blas.c"))
     options = (*SANITIZERS, "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
-    done = run(os.environ.get("CC", "cc"), *options, source, "-o", str(library))
+    done = run(*library._compiler(), *options, source, "-o", str(checked))
     assert done.returncode == 0, done.stderr
-    return str(library)
+    return str(checked)
 
 
 @pytest.mark.parametrize("blas", ["torch", "checked"])
