@@ -98,6 +98,10 @@ def test_doctor_says_what_a_run_would_use(monkeypatch):
     if facts["device"] == "cpu":
         assert facts["attention_backend"] == ("blocked" if kernels.unavailable() else "native")
         assert facts["precision"] == ("bfloat16" if facts["native_bf16"] else "float32")
+        in_float32 = facts["kernels"].splitlines()[-1]
+        expected = kernels.unavailable() or "QKV of layers 0, 1, 3, MLP of layers 0-3, loss in C"
+        assert in_float32.startswith("float32: ")
+        assert expected in in_float32
     shown = hotlap_here("doctor").stdout
     assert f"runs will use {facts['precision']}" in shown
     assert ("faults on it" in shown) is facts["amx_faults"]

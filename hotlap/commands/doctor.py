@@ -7,13 +7,18 @@ import json
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from hotlap import __version__
 from hotlap.cli import Parser
 from hotlap.terminal import make_console
+
+if TYPE_CHECKING:
+    import torch
+
+    from hotlap.attention import Backend
 
 
 def configure(parser: Parser) -> None:
@@ -39,11 +44,12 @@ def examine() -> dict[str, Any]:
     import torch
 
     from hotlap import hardware, kernels
-    from hotlap.kernels import choose_backend
 
     device = hardware.select_device("auto")
     threads = hardware.usable_cores()
     torch.set_num_threads(threads)
+    precision = hardware.select_precision("auto", device)
+    backend = kernels.choose_backend("auto", device)
     return {
         "hotlap": __version__,
         "python": platform.python_version(),
@@ -57,11 +63,30 @@ def examine() -> dict[str, Any]:
         "free_disk_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "native_bf16": hardware.has_native_bf16(device),
         "amx_faults": hardware.amx_faults(device),
-        "precision": str(hardware.select_precision("auto", device)).removeprefix("torch."),
-        "attention_backend": choose_backend("auto", device).name,
-        "kernels_in_c": kernels.unavailable() or "compiled",
+        "precision": str(precision).removeprefix("torch."),
+        "attention_backend": backend.name,
+        "kernels": kernels_at_nano(backend, precision, device),
         "cpu_sgemm_gflops": round(hardware.measure_matmul_gflops()),
     }
+
+
+def kernels_at_nano(backend: Backend, precision: torch.dtype, device: torch.device) -> str:
+    """What `kernels.install` would do for `softcap` at `nano`; in float32 too, if that is not the default."""
+    import torch
+
+    from hotlap.kernels import install
+    from hotlap.model import build_model
+    from hotlap.recipes import resolve
+
+    config = resolve("softcap", "nano")
+    tokens = config.batch.sequence_tokens
+    lines = []
+    for dtype in dict.fromkeys((precision, torch.float32)):
+        with device:
+            model = build_model(config.model, tokens, dtype)
+        installed = install(model, backend=backend, tokens=tokens)
+        lines.append(f"{str(dtype).removeprefix('torch.')}: {installed}")
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:
