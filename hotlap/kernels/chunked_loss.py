@@ -84,8 +84,8 @@ def loss_and_gradients(
         x_cC, target_c1 = x[start : start + chunk_tokens], targets[start : start + chunk_tokens, None]
         shape = (len(x_cC), vocabulary)
         logits, exponents = (buffer[: len(x_cC) * vocabulary].view(shape) for buffer in (first, second))
-        # The exponentials start from scaled logits; scaling in the matmul saves a pass.
-        scale = (kernel.LOGIT_SCALE if passes_in_c else -2) / softcap if softcap else 1.0
+        # PyTorch's exponentials start from scaled logits; scaling in the matmul saves a pass.
+        scale = -2 / softcap if softcap and not passes_in_c else 1.0
         _matmul_into(logits, x_cC, weight_used.T, scale)
         if passes_in_c:
             loss_c, row_scale_c = kernel.rows(logits, target_c1[:, 0], softcap)
@@ -146,8 +146,10 @@ def _matmul_into(out: Tensor, left: Tensor, right: Tensor, scale: float) -> None
         out_PtV, left_PtC = (x.unflatten(0, (parts, -1)) for x in (out, left))
         torch.baddbmm(out_PtV, left_PtC, right.expand(parts, -1, -1), beta=0, alpha=scale, out=out_PtV)
     else:
-        # Scaled after the copy: before, it would be rounded to the narrow dtype once more.
-        out.copy_(left @ right).mul_(scale)
+        out.copy_(left @ right)
+        if scale != 1:
+            # After the copy: before, it would be rounded to the narrow dtype once more.
+            out.mul_(scale)
 
 
 def _accumulate(out: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -12,8 +10,6 @@ from hotlap.kernels.cpu.operands import dims, in_place, operand, pointer, struct
 
 # Every chunk of a thread reads the whole weight, which must therefore come from a cache.
 MOST_WEIGHTS = 2**22
-# `rows` takes logits multiplied by LOGIT_SCALE / softcap.
-LOGIT_SCALE = -2 * math.log2(math.e)
 # Of a thread's chunk, so that they stay in a cache from one pass to the next.
 CHUNK_LOGITS = 2**20
 
@@ -42,7 +38,7 @@ def loss_and_gradients(
 
 
 def rows(logits_TV: Tensor, targets_T: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
-    """Losses (T,) of logits that come multiplied by LOGIT_SCALE / softcap.
+    """Losses (T,) of logits before the softcap.
 
     In place, each row of logits becomes the gradient of its loss up to a factor; these factors (T,)
     are returned too.

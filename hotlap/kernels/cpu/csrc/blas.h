@@ -31,11 +31,10 @@ static inline void matmul(char trans_a, char trans_b, int m, int n, int k, float
     hotlap_blas.sgemm(&trans_b, &trans_a, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc);
 }
 
-/* A weight (n, k) to multiply chunks of activations with, and a factor on it. */
+/* A weight (n, k) to multiply chunks of activations with. */
 typedef struct {
     const float *values;
     int n, k;
-    float factor;
     int chunk_tokens; /* rows of the activations that it is packed for */
     float *packed;
 } weight_t;
@@ -54,9 +53,9 @@ static inline int64_t packed_floats(int n, int k, int chunk_tokens) {
 
 /* A weight that will be packed into the next part of a workspace. */
 static inline weight_t place_weight(float **workspace, const float *values, int n, int k,
-                                    float factor, int chunk_tokens) {
+                                    int chunk_tokens) {
     float *packed = part(workspace, packed_size(n, k, chunk_tokens));
-    return (weight_t){values, n, k, factor, chunk_tokens, packed};
+    return (weight_t){values, n, k, chunk_tokens, packed};
 }
 
 /* Called by all threads of a parallel region, where the BLAS packs for matmuls on one thread. */
@@ -65,19 +64,19 @@ static inline void pack_weights(const weight_t *weights, int count) {
 #pragma omp for schedule(static, 1)
     for (int i = 0; i < count; i++) {
         const weight_t *w = weights + i;
-        hotlap_blas.pack(ROW_MAJOR, B_OPERAND, TRANSPOSE, w->chunk_tokens, w->n, w->k, w->factor,
-                         w->values, w->k, w->packed);
+        hotlap_blas.pack(ROW_MAJOR, B_OPERAND, TRANSPOSE, w->chunk_tokens, w->n, w->k, 1, w->values,
+                         w->k, w->packed);
     }
 }
 
-/* out (tokens, n) = x (tokens, k) * factor * weight^T + beta * out. */
+/* out (tokens, n) = x (tokens, k) * weight^T + beta * out. */
 static inline void matmul_weight(const weight_t *w, int tokens, const float *x, float beta,
                                  float *out) {
     if (hotlap_blas.compute && tokens == w->chunk_tokens)
         hotlap_blas.compute(ROW_MAJOR, NO_TRANSPOSE, PACKED, tokens, w->n, w->k, x, w->k, w->packed,
                             w->n, beta, out, w->n);
     else
-        matmul('N', 'T', tokens, w->n, w->k, w->factor, x, w->k, w->values, w->k, beta, out, w->n);
+        matmul('N', 'T', tokens, w->n, w->k, 1, x, w->k, w->values, w->k, beta, out, w->n);
 }
 
 #endif

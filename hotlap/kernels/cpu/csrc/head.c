@@ -2,7 +2,7 @@
 
    With s the softcap and z a logit before it, let r = (1 - tanh(z / s)) / 2. Then the softmax of
    the capped logits s tanh(z / s) is proportional to 2^(-2 s log2(e) r), and d tanh(z / s) = 4 (r -
-   r^2) dz / s. Matmuls leave x = -2 log2(e) z / s, from which r is 1 / (1 + 2^-x). */
+   r^2) dz / s. With x = -2 log2(e) z / s, r is 1 / (1 + 2^-x). */
 
 #include "blas.h"
 #include "vectors.h"
@@ -20,26 +20,27 @@ static inline vector_t r_of(vector_t x) {
     return reciprocal_vector(1 + exp2_vector(-max_vector((vector_t){0} - 126.0f, x)));
 }
 
-/* Of `count` <= LANES numbers x: exponentials e = 2^(rate * r), added to *sum; in place, x becomes
+/* Of `count` <= LANES logits z: exponentials e = 2^(rate * r), added to *sum; in place, z becomes
    e (r - r^2). For the softcaps that come here, rate * r > -126. */
-static inline void exponentials(float *x, int count, float rate, vector_t *sum) {
+static inline void exponentials(float *z, int count, float scale, float rate, vector_t *sum) {
     vector_t loaded = {0};
-    memcpy(&loaded, x, count * sizeof(float));
-    vector_t r = r_of(loaded), exponential = exp2_vector(rate * r);
+    memcpy(&loaded, z, count * sizeof(float));
+    vector_t r = r_of(scale * loaded), exponential = exp2_vector(rate * r);
     vector_t result = exponential * (r - r * r);
     for (int lane = count; lane < LANES; lane++) exponential[lane] = 0;
     *sum += exponential;
-    memcpy(x, &result, count * sizeof(float));
+    memcpy(z, &result, count * sizeof(float));
 }
 
 /* One row (V,), see hotlap_head_rows. Returns the factor that its gradient still lacks. */
 static float head_row(float *row, int V, int target, float softcap, float *loss) {
-    float rate = -2 * softcap * LOG2_E, sum = 0;
-    float target_r = r_of((vector_t){0} + row[target])[0], slope = target_r - target_r * target_r;
+    float scale = -2 * LOG2_E / softcap, rate = -2 * softcap * LOG2_E, sum = 0;
+    float target_r = r_of((vector_t){0} + scale * row[target])[0];
+    float slope = target_r - target_r * target_r;
     vector_t sums = {0};
     int whole = V / LANES * LANES;
-    for (int v = 0; v < whole; v += LANES) exponentials(row + v, LANES, rate, &sums);
-    if (whole < V) exponentials(row + whole, V - whole, rate, &sums);
+    for (int v = 0; v < whole; v += LANES) exponentials(row + v, LANES, scale, rate, &sums);
+    if (whole < V) exponentials(row + whole, V - whole, scale, rate, &sums);
     for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
     row[target] -= sum * slope;
     *loss = (log2f(sum) - rate * target_r) / LOG2_E;
@@ -77,8 +78,7 @@ static void head_tokens(const hotlap_head_t *h, const weight_t *weight, range_t 
 void hotlap_head(const hotlap_head_t *h, float *losses, float *grad_x, float *grad_weight,
                  float *grad_weight_shares, float *workspace, int num_threads) {
     int64_t size = (int64_t)h->V * h->C;
-    const weight_t weight =
-        place_weight(&workspace, h->weight, h->V, h->C, -2 * LOG2_E / h->softcap, h->chunk_tokens);
+    const weight_t weight = place_weight(&workspace, h->weight, h->V, h->C, h->chunk_tokens);
 #pragma omp parallel num_threads(num_threads)
     {
         pack_weights(&weight, 1);

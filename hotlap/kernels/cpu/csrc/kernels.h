@@ -164,9 +164,8 @@ int64_t hotlap_head_floats(const hotlap_head_t *h, int num_threads);
 void hotlap_head(const hotlap_head_t *h, float *losses, float *grad_x, float *grad_weight,
                  float *grad_weight_shares, float *workspace, int num_threads);
 
-/* logits (T, V) come multiplied by -2 log2(e) / softcap. In place: each row becomes the gradient of
-   its loss with respect to the logits before the softcap, up to a factor: scales (T,). losses (T,).
- */
+/* logits (T, V) before the softcap. In place: each row becomes the gradient of its loss with
+   respect to them, up to a factor: scales (T,). losses (T,). */
 void hotlap_head_rows(float *logits, const int64_t *targets, int T, int V, float softcap,
                       float *losses, float *scales, int num_threads);
 

@@ -46,9 +46,9 @@ void hotlap_mlp_forward(const hotlap_mlp_t *mlp, float *sum, float *y, float *in
     int64_t C = mlp->C, F = mlp->F, chunk = mlp->chunk_tokens;
     weight_t weights[3];
     int num_weights = mlp->attended ? 3 : 2;
-    weights[0] = place_weight(&workspace, mlp->expand, F, C, 1, chunk);
-    weights[1] = place_weight(&workspace, mlp->out, C, F, 1, chunk);
-    if (mlp->attended) weights[2] = place_weight(&workspace, mlp->project, C, mlp->A, 1, chunk);
+    weights[0] = place_weight(&workspace, mlp->expand, F, C, chunk);
+    weights[1] = place_weight(&workspace, mlp->out, C, F, chunk);
+    if (mlp->attended) weights[2] = place_weight(&workspace, mlp->project, C, mlp->A, chunk);
 #pragma omp parallel num_threads(num_threads)
     {
         float *room = workspace + omp_get_thread_num() * floats_per_thread(mlp, 1);

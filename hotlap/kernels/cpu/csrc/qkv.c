@@ -95,9 +95,9 @@ void hotlap_qkv_forward(const hotlap_qkv_t *in, const hotlap_qkv_outputs_t *out,
                         int num_threads) {
     int64_t C = in->C, HD = in->H * in->D, GD = in->G * in->D, chunk = in->chunk_tokens;
     int64_t max_features = HD > GD ? HD : GD;
-    const weight_t weights[] = {place_weight(&workspace, in->q, HD, C, 1, chunk),
-                                place_weight(&workspace, in->k, GD, C, 1, chunk),
-                                place_weight(&workspace, in->v, GD, C, 1, chunk)};
+    const weight_t weights[] = {place_weight(&workspace, in->q, HD, C, chunk),
+                                place_weight(&workspace, in->k, GD, C, chunk),
+                                place_weight(&workspace, in->v, GD, C, chunk)};
 #pragma omp parallel num_threads(num_threads)
     {
         float *room = workspace + omp_get_thread_num() * floats_per_thread(in);
