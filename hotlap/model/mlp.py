@@ -17,4 +17,5 @@ class MLP(nn.Module):
         self.out = Matrix(hidden, config.width, zero=True)
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        return self.out(F.relu(self.expand(x_TC)).square())
+        hidden = F.relu(self.expand(x_TC))
+        return self.out(hidden * hidden)
