@@ -25,13 +25,10 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from bench.step import configuration, make_model, optimizers_of
-from hotlap.attention import choose_backend
+from bench.step import configuration, install_kernels, make_model, optimizers_of
 from hotlap.hardware import tune_malloc
-from hotlap.train.masking import Masking
 from hotlap.waiting import WAIT_VARIABLES
 
-CPU = torch.device("cpu")
 BUSY_PROCESSES = (0, 1, 2)
 WARMUP_STEPS = 3
 REPEATS = 3
@@ -97,7 +94,7 @@ def train(steps: int) -> tuple[float, str]:
     config = configuration("nano sprint")
     model = make_model(config, torch.float32)
     optimizers = optimizers_of(config, model)
-    masking = Masking(config, choose_backend("auto", CPU), 0, CPU)
+    masking = install_kernels(config, model, optimizers)
     count = config.batch.sequence_tokens
     ids = torch.randint(1, config.model.vocab_size, (count + 1,))
     tokens, targets = ids[:-1].to(torch.int32), ids[1:]
