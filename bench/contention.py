@@ -27,7 +27,7 @@ import torch
 
 from bench.step import configuration, install_kernels, make_model, optimizers_of
 from hotlap.hardware import tune_malloc
-from hotlap.waiting import WAIT_VARIABLES
+from hotlap.waiting import PASSIVE, WAIT_VARIABLES
 
 BUSY_PROCESSES = (0, 1, 2)
 WARMUP_STEPS = 3
@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.5
 IDLE_CORES = 0.2  # what others may use of a machine that counts as idle
 COUNT = "n = 0\nwhile True: n += 1"
 # What libgomp does by default, and what the command asks it for.
-WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "passive": {"OMP_WAIT_POLICY": "passive"}}
+WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "passive": PASSIVE}
 
 
 class Steps:
