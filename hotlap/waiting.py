@@ -14,8 +14,8 @@ import sys
 # OpenMP's own, and those of GNU's and LLVM's implementations. Whoever has set one of them has chosen.
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
-# GNU's threads spin for some microseconds first, which saves most wake-ups of an idle machine. At `nano` on two
-# cores in float32, passive waiting alone costs 8 % of the idle speed, with this spin 3 %; beside one busy
+# GNU's threads spin for some microseconds first, which saves most wake-ups of an idle machine. At `nano` on
+# two cores in float32, passive waiting alone costs 8 % of the idle speed, with this spin 3 %; beside one busy
 # process the spin costs 2 %. LLVM's threads go by the policy alone.
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
