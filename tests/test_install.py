@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hotlap.kernels import Installed, choose_backend, install
+from hotlap.kernels import Installed, Part, choose_backend, install
+from hotlap.kernels.install import _install_math
 from hotlap.model import build_model
 from hotlap.model.head import cross_entropy
+from hotlap.optim.muon_math import PlainMath
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.settings import updated
@@ -39,6 +41,7 @@ def installed_at_nano(
     )
 
 
+TOO_LARGE = "plain: too few or too large matrices"
 FUSED = {"attention": "C", "QKV of layer 0": "C", "MLP of layers 0-1": "C", "loss": "C", "Newton-Schulz": "C"}
 
 
@@ -63,11 +66,11 @@ FUSED = {"attention": "C", "QKV of layer 0": "C", "MLP of layers 0-1": "C", "los
         ({"backend": "blocked"}, {"attention": "plain: blocked backend"}),
         (
             {"model__width": 768, "model__num_heads": 6, "model__vocab_size": 8192},
-            {"loss": "chunked PyTorch and C"},
+            {"loss": "chunked PyTorch and C", "Newton-Schulz": TOO_LARGE},
         ),
         (
             {"model__width": 1024, "model__num_heads": 8},
-            {"MLP of layers 0-1": "plain: too wide for a cache"},
+            {"MLP of layers 0-1": "plain: too wide for a cache", "Newton-Schulz": TOO_LARGE},
         ),
         ({"model__softcap": 50.0}, {"loss": "chunked PyTorch"}),
     ],
@@ -95,7 +98,7 @@ def test_too_few_tokens_for_the_threads_leave_blocks_plain() -> None:
 def test_without_kernels_the_reason_is_given_and_the_loss_is_still_chunked(monkeypatch) -> None:
     without_kernels(monkeypatch)
     found = installed_at_nano().as_json()
-    assert found["blocks"] == found["Muon"] == "plain: left out by a test"
+    assert found["blocks"] == found["Newton-Schulz"] == "plain: left out by a test"
     assert found["loss"] == "chunked PyTorch"
 
 
@@ -166,3 +169,52 @@ def test_a_loss_of_its_own_stays() -> None:
         == "plain: a loss of its own"
     )
     assert model.loss is own
+
+
+@needs_kernels
+def test_a_module_with_hooks_is_left_plain() -> None:
+    model = make_model(resolve("softcap", "pico"))
+    model.blocks[0].attention.q.register_forward_pre_hook(lambda *_: None)
+    model.blocks[1].mlp.register_forward_hook(lambda *_: None)
+    found = install(model, backend=choose_backend("native", "cpu"), tokens=512).as_json()
+    assert found["QKV of layer 0"] == "plain: Matrix has hooks"
+    assert found["MLP of layer 1"] == "plain: MLP has hooks"
+
+
+@needs_kernels
+def test_a_parametrized_weight_is_left_plain() -> None:
+    model = make_model(resolve("softcap", "pico"))
+    nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.expand)
+    found = install(model, backend=choose_backend("native", "cpu"), tokens=512).as_json()
+    assert found["MLP of layer 0"].startswith("plain: ")
+
+
+@needs_kernels
+def test_newton_schulz_in_bfloat16_is_not_said_to_run_in_c() -> None:
+    config = resolve("softcap", "pico")
+    model = make_model(config)
+    routing = route_parameters(model, config, world_size=1)
+    for dtype, expected in ((torch.bfloat16, "plain: in bfloat16"), (torch.float32, "C")):
+        (muon, *_) = build_optimizers(routing, ns_dtype=dtype)
+        assert _install_math(muon, None) == Part("Newton-Schulz", *parted(expected))
+
+
+def parted(how: str) -> tuple[str, str]:
+    return ("", how.removeprefix("plain: ")) if how.startswith("plain: ") else (how, "")
+
+
+@needs_kernels
+def test_math_of_its_own_stays() -> None:
+    config = resolve("softcap", "pico")
+    (muon, *_) = build_optimizers(route_parameters(make_model(config), config, world_size=1))
+    own = muon.math = type("Own", (PlainMath,), {})()
+    assert _install_math(muon, None).reason == "math of its own"
+    assert muon.math is own
+
+
+@needs_kernels
+def test_a_second_call_is_refused() -> None:
+    model = make_model(resolve("softcap", "pico"))
+    install(model, backend=choose_backend("native", "cpu"), tokens=512)
+    with pytest.raises(AssertionError, match="already"):
+        install(model, backend=choose_backend("native", "cpu"), tokens=512)

@@ -77,9 +77,10 @@ def kernels_at_nano(backend: Backend, precision: torch.dtype, device: torch.devi
     from hotlap.kernels import install
     from hotlap.model import build_model
     from hotlap.recipes import resolve
+    from hotlap.train.compile import max_micro_batch_tokens
 
     config = resolve("softcap", "nano")
-    tokens = config.batch.sequence_tokens
+    tokens = max_micro_batch_tokens(config, world_size=1)
     lines = []
     for dtype in dict.fromkeys((precision, torch.float32)):
         with device:

@@ -19,6 +19,7 @@ from hotlap.errors import DataError
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
+    from hotlap.attention import Backend
     from hotlap.data.stream import TokenStream
     from hotlap.inference.load import LoadedModel
 
@@ -43,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     directories: list[Path] = args.data or [training_directory(loaded)]
     # All are opened before the first is evaluated, so that a mistake shows at once.
     splits = [open_validation(loaded, directory) for directory in directories]
+    backend = install_kernels(loaded)
     results = [
-        {"data": str(directory), **measure(loaded, val, args.tokens)}
+        {"data": str(directory), **measure(loaded, backend, val, args.tokens)}
         for directory, val in zip(directories, splits, strict=True)
     ]
     if args.json:
@@ -92,18 +94,25 @@ def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
     return val
 
 
-def measure(loaded: LoadedModel, val: TokenStream, tokens: int | None) -> dict[str, Any]:
-    from hotlap.data.validation import validation_batches
+def install_kernels(loaded: LoadedModel) -> Backend:
+    """What validation during training used here; returns the attention backend."""
     from hotlap.kernels import choose_backend, install
-    from hotlap.train.evaluation import evaluate
-    from hotlap.train.lap import bytes_per_token, end_of_text_of
-    from hotlap.train.masking import Masking
 
     config = loaded.config
     # `auto` is flex where it is available; a model that was trained with flex can be evaluated without it.
     name = "auto" if config.attention.backend == "flex" else config.attention.backend
     backend = choose_backend(name, loaded.device, saved_bytes=0)
     install(loaded.model, backend=backend, tokens=config.batch.sequence_tokens)
+    return backend
+
+
+def measure(loaded: LoadedModel, backend: Backend, val: TokenStream, tokens: int | None) -> dict[str, Any]:
+    from hotlap.data.validation import validation_batches
+    from hotlap.train.evaluation import evaluate
+    from hotlap.train.lap import bytes_per_token, end_of_text_of
+    from hotlap.train.masking import Masking
+
+    config = loaded.config
     masking = Masking(config, backend, end_of_text_of(val, config.data.tokenizer), loaded.device)
     masking.set_step(loaded.step)
     batches = validation_batches(val, tokens, config.batch.sequence_tokens, device=loaded.device)

@@ -1,4 +1,4 @@
-"""The one door through which kernels get into a lap: what they replace is decided here, once, and told.
+"""Decides, once per lap, which parts run as fused kernels, swaps them, and reports it.
 
 `install` gives blocks, loss and optimizers fused versions that share the parameters; without the call
 everything runs as the plain PyTorch that it is. Names, state dicts and checkpoints are the same either way.
@@ -25,6 +25,7 @@ from hotlap.kernels.cpu.attention_backend import NativeBackend
 from hotlap.kernels.cpu.block import FusedBlock
 from hotlap.kernels.cpu.library import unavailable
 from hotlap.kernels.cpu.muon_math import KernelMath
+from hotlap.kernels.cpu.muon_math import pays as newton_schulz_pays
 from hotlap.kernels.cpu.shares import least_tokens
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
@@ -33,7 +34,9 @@ from hotlap.model.head import Head, cross_entropy
 from hotlap.model.layers import Matrix
 from hotlap.model.mlp import MLP
 from hotlap.optim.muon import Muon
+from hotlap.optim.muon_math import PlainMath
 from hotlap.optim.row_rms import RowRms
+from hotlap.optim.row_rms import step_rows as plain_step_rows
 
 BACKENDS = ("auto", "dense", "flex", "native", "blocked")
 
@@ -120,6 +123,7 @@ def install(
     `tokens` go through the model at once. `compiled`: torch.compile will fuse the blocks, so that they are
     left to it. Attention's own kernel comes with the backend, and is only reported here.
     """
+    assert not any(isinstance(block, FusedBlock) for block in model.blocks), "kernels are installed already"
     device = model.embed.weight.device.type
     no_kernels = unavailable() if device == "cpu" else f"no kernels on {device}"
     parts = [
@@ -180,10 +184,16 @@ def _fuse(block: nn.Module) -> list[Part]:
 
 
 def _why_unknown(module: nn.Module, known: type[nn.Module]) -> str:
-    """Kernels read the weights of a module themselves: it and its matrices must be exactly ours."""
-    foreign = next((child for child in module.children() if type(child) is not Matrix), None)
-    unknown = module if type(module) is not known else foreign
-    return f"{type(unknown).__name__} has no kernel" if unknown is not None else ""
+    """Kernels read the weights themselves: module and matrices must be exactly ours, without hooks."""
+    if type(module) is not known:
+        return f"{type(module).__name__} has no kernel"
+    for part in module.modules():
+        if part is not module and (type(part) is not Matrix or "weight" not in part._parameters):
+            return f"{type(part).__name__} has no kernel"
+        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        if any(hooks) or "forward" in vars(part):
+            return f"{type(part).__name__} has hooks"
+    return ""
 
 
 def _listed(layers: Sequence[int]) -> str:
@@ -211,14 +221,29 @@ def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Par
 
 def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    name = type(optimizer).__name__
     if no_kernels is None and not all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
         no_kernels = "weights in other precisions than float32"
-    if isinstance(optimizer, Muon) and no_kernels is None:
-        name = "Newton-Schulz"
-        optimizer.math = KernelMath()
-    elif isinstance(optimizer, RowRms) and no_kernels is None:
-        optimizer.step_rows = row_rms.step_rows
-    else:
-        return Part(name, "", no_kernels or "torch's fused one is as fast")
-    return Part(name, "C")
+    if isinstance(optimizer, Muon):
+        return _install_newton_schulz(optimizer, no_kernels)
+    if isinstance(optimizer, RowRms):
+        if no_kernels is None and optimizer.step_rows is not plain_step_rows:
+            no_kernels = "a step of its own"
+        if no_kernels is None:
+            optimizer.step_rows = row_rms.step_rows
+        return Part("RowRms", "" if no_kernels else "C", no_kernels or "")
+    return Part(type(optimizer).__name__, "", no_kernels or "torch's fused one is as fast")
+
+
+def _install_newton_schulz(muon: Muon, no_kernels: str | None) -> Part:
+    stacks = muon.newton_schulz_stacks()
+    total = sum(shape[0] for shape, _ in stacks)
+    in_c = sum(shape[0] for shape, dtype in stacks if newton_schulz_pays(shape, dtype))
+    if no_kernels is None and type(muon.math) is not PlainMath:
+        no_kernels = "math of its own"
+    elif no_kernels is None and not in_c:
+        dtypes = {str(dtype).removeprefix("torch.") for _, dtype in stacks} - {"float32"}
+        no_kernels = f"in {', '.join(dtypes)}" if dtypes else "too few or too large matrices"
+    if no_kernels is not None:
+        return Part("Newton-Schulz", "", no_kernels)
+    muon.math = KernelMath()
+    return Part("Newton-Schulz" if in_c == total else f"Newton-Schulz of {in_c} of {total} matrices", "C")

@@ -202,6 +202,18 @@ class Muon(torch.optim.Optimizer):
             for position, name in enumerate(local.names)
         }
 
+    def newton_schulz_stacks(self) -> list[tuple[tuple[int, int, int], torch.dtype]]:
+        """(count, rows, cols) and dtype of each stack that a step orthogonalizes, the same on all ranks.
+
+        A rank that owns less than its part of an uneven chunk has fewer matrices in it.
+        """
+        stacks = []
+        for local in self._local_chunks:
+            spec = local.chunk.spec
+            shape = (local.chunk.per_rank * spec.parts, spec.rows // spec.parts, spec.cols)
+            stacks.append((shape, self._ns_dtype or working_dtype(local.momentum)))
+        return stacks
+
     def state_dict(self) -> dict[str, Any]:
         """The state that this rank owns, by name.
 

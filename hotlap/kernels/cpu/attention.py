@@ -50,7 +50,7 @@ def _padded(x: Tensor, features: int) -> Tensor:
 
 
 def _head_by_head(x_THD: Tensor, features: int) -> Tensor:
-    """(H, T, features), contiguous: no copy of what `inputs.forward` returned."""
+    """(H, T, features), contiguous: no copy of what `qkv.forward` returned."""
     return _padded(x_THD, features).float().transpose(0, 1).contiguous()
 
 

@@ -1,8 +1,8 @@
 """Masked attention on a CPU, in float32: the kernels in C as operators with a backward.
 
-Computes what `blocked` does, at a cost proportional to the visible block pairs, and keeps one number a query
-and head for the backward, where probabilities are computed again: that takes less time than to read them back
-from memory. Shapes: T tokens, H query heads, G key/value heads, D head dim.
+Computes what `blocked` does, at a cost proportional to the visible block pairs. Saves one float per query and
+head; the backward recomputes the probabilities, which is faster than reading them from memory.
+Shapes: T tokens, H query heads, G key/value heads, D head dim.
 """
 
 from dataclasses import dataclass
