@@ -122,17 +122,22 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
     make_directory(path.parent)
     if work.exists():
         shutil.rmtree(work)
+    if keep_replaced_as is None and replaced.exists() and not path.exists():
+        replaced.rename(path)  # a process was killed between the two renames below
+    existed = path.exists()
     try:
         work.mkdir()
         yield work
         for written in (*work.rglob("*"), work):
             sync(written)
-        if path.exists():
+        if existed:
             shutil.rmtree(replaced, ignore_errors=True)
             path.rename(replaced)
         work.rename(path)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
+        if existed and not path.exists():
+            replaced.rename(path)
         raise
     sync(path.parent)
     if keep_replaced_as is None:

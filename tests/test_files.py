@@ -1,6 +1,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,29 @@ def test_errors_of_the_system_become_the_error_asked_for(tmp_path, error):
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError), writing(tmp_path, error):
         raise ZeroDivisionError
+
+
+def test_a_replacement_that_fails_between_its_renames_leaves_the_old_directory(tmp_path, monkeypatch):
+    path, rename = tmp_path / "data", Path.rename
+    path.mkdir()
+    (path / "file").write_text("old")
+
+    def fail_at_the_second(source, target):
+        if source.name == ".data.unfinished":
+            raise OSError("no space left")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", fail_at_the_second)
+    with pytest.raises(OSError, match="no space"), atomic_directory(path) as work:
+        (work / "file").write_text("new")
+    assert (path / "file").read_text() == "old"
+    assert names(tmp_path) == ["data"]
+
+
+def test_an_attempt_after_a_kill_between_the_renames_finds_the_old_directory(tmp_path):
+    replaced = tmp_path / ".data.replaced"
+    replaced.mkdir()
+    (replaced / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "data"):
+        raise KeyboardInterrupt
+    assert (tmp_path / "data" / "file").read_text() == "old"

@@ -195,7 +195,13 @@ def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
         if (path / CONFIG_NAME).is_file():
             found.append([path])
             continue
-        configs = [*path.glob(f"*/{CONFIG_NAME}"), *path.glob(f"*/*/{CONFIG_NAME}")]
+        configs = [
+            config
+            for pattern in (f"*/{CONFIG_NAME}", f"*/*/{CONFIG_NAME}")
+            for config in path.glob(pattern)
+            # An export has a configuration too, and an unfinished one is hidden.
+            if (config.parent / "environment.json").is_file() and not config.parent.name.startswith(".")
+        ]
         if not configs:
             raise ReportError(
                 expected="a run directory, or a directory of them",
