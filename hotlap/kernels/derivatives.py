@@ -17,7 +17,7 @@ Gradients = TypeVar("Gradients")
 
 
 def first_derivative_only(backward: Callable[Operands, Gradients]) -> Callable[Operands, Gradients]:
-    """Wrap a backward, which autograd runs with its own recording on only to differentiate it again."""
+    """Wrap a backward to refuse create_graph, the only case in which autograd runs it in grad mode."""
 
     @functools.wraps(backward)
     def refusing(*args: Operands.args, **kwargs: Operands.kwargs) -> Gradients:

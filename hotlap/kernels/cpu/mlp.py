@@ -14,9 +14,9 @@ from hotlap.kernels.cpu.library import needed_library
 from hotlap.kernels.cpu.operands import EPSILON, dims, operand, optional, pointer, structure
 from hotlap.kernels.cpu.shares import chunk_tokens
 
-# Every chunk of a thread reads both weights and adds to their gradients, which fit a cache or pay
-# off for a long chunk. Up to a width of 768 that takes 0.96 to 0.98 of PyTorch's time; more was not
-# tried.
+# Every chunk of a thread reads both weights and adds to their gradients. Up to this size they fit a
+# cache, or the chunk is long enough to pay for reading them: at a width of 768 the kernel takes 0.96
+# to 0.98 of PyTorch's time. Larger weights were not tried.
 MOST_WEIGHTS = 3 * 2**20
 # Of a thread's chunk, so that they stay in its core's cache from one pass to the next.
 CHUNK_FEATURES = 2**17
@@ -83,7 +83,7 @@ def forward(given: Given) -> Made:
 
 
 def backward(grad_TC: Tensor, given: Given, inverse_rms_T: Tensor, hidden_TF: Tensor) -> Given:
-    """The gradients of what was given. With attention, given.x is the forward's `sum`."""
+    """The gradients with respect to the operands. With attention, given.x is the forward's `sum`."""
     kernels, threads = needed_library(), torch.get_num_threads()
     given, mlp = _checked(given)
     grad_y = operand("grad", grad_TC, (mlp.T, mlp.C))

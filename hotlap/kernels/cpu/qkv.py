@@ -87,7 +87,7 @@ def _checked(given: Given) -> tuple[Given, Any]:
 
 
 def _by_head(name: str, x_THD: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(H, T, D), contiguous: no copy of what attention's kernels return, which is so in memory."""
+    """(H, T, D), contiguous: no copy of what attention's kernels return, which has this layout."""
     check(name, x_THD, shape)
     return x_THD.transpose(0, 1).contiguous()
 

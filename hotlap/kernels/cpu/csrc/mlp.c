@@ -76,8 +76,7 @@ void hotlap_mlp_forward(const hotlap_mlp_t *mlp, float *sum, float *y, float *in
     }
 }
 
-/* Where a thread leaves the gradients of the weights: the first in the result, others in a share.
- */
+/* Where a thread sums the weights' gradients: the first in the result, others in a share. */
 typedef struct {
     float *expand, *out, *project;
 } weight_gradients_t;

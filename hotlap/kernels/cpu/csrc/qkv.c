@@ -70,8 +70,7 @@ static void norm_and_rotate(const hotlap_qkv_t *in, int start, int tokens, int h
     }
 }
 
-/* out (G, T, D) = value_mix[0] * features (tokens, G, D) + value_mix[1] * value_embedding (T, G,
- * D). */
+/* out (G, T, D): features and value_embedding, both (tokens, G, D), weighted by value_mix. */
 static void mix_values(const hotlap_qkv_t *in, int start, int tokens, const float *features,
                        float *out) {
     int D = in->D, G = in->G;
