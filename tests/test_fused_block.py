@@ -23,7 +23,9 @@ from tests.kernels_here import needs_kernels
 pytestmark = needs_kernels
 
 WIDTH, HEADS, KV_HEADS = 48, 4, 2
-TOLERANCE = 5e-6  # of float32
+# Of float32: gradients of the mixing weights sum thousands of terms that nearly cancel, and with shorter
+# vectors the plain block itself is off by 9e-6.
+TOLERANCE = 2e-5
 
 
 class SwiGLU(nn.Module):
