@@ -28,6 +28,7 @@ from hotlap.model import GPT, GPT2, build_model
 from hotlap.optim.routing import build_optimizers
 from hotlap.recipes import resolve
 from hotlap.settings import updated
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.compile import apply_compile
 from hotlap.train.flops import matmul_flops_per_token
 from hotlap.train.lap import route_parameters, saved_bytes_per_layer
@@ -162,7 +163,7 @@ def main() -> None:
             model = make_model(config, dtype)
             optimizers = optimizers_of(config, model) if size in LAPS else []
             masking = install_kernels(config, model, optimizers)
-            apply_compile(model, mode, coordinate_descent=False)
+            apply_compile(BatchLoss(model, masking), mode, coordinate_descent=False)
             step = measure_step(config, model, masking, optimizers)
             share = ""
             if size in LAPS:

@@ -32,6 +32,10 @@ class DeviceError(HotlapError):
     """A device, precision or backend that this machine does not have."""
 
 
+class CompileError(HotlapError):
+    """A model that does not compile as one graph."""
+
+
 class OptimizerError(HotlapError):
     """A parameter or gradient that an optimizer cannot handle."""
 

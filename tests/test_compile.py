@@ -1,23 +1,29 @@
 """What is compiled before the clock starts: the shapes of the run, and the same on every rank."""
 
+import inspect
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from hotlap.distributed.process_group import Distributed, process_group
 from hotlap.distributed.signals import StopRequest
+from hotlap.errors import CompileError
 from hotlap.kernels import Installed, Part
+from hotlap.model import GPT
 from hotlap.recipes import resolve
 from hotlap.runs.recorder import Recorder
 from hotlap.settings import updated
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, choose_mode, warm_up
+from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, warm_up
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.snapshot import Snapshots, TrainingProgress
 from tests.kernels_here import without_kernels
 from tests.ranks import run_ranks
+from tests.tiny import made_up_tokens, make_masking, make_model
 from tests.training import pico
 
 
@@ -34,7 +40,7 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     lap.model.register_forward_pre_hook(
         lambda _, arguments: calls.add((len(arguments[0]), torch.is_grad_enabled()))
     )
-    warm_up(lap.model, lap.masking, config, distributed)
+    warm_up(lap.batch_loss, config, distributed)
     assert all(parameter.grad is None for parameter in lap.model.parameters())
     warmed_up = calls.copy()
     calls.clear()
@@ -85,3 +91,57 @@ def test_all_ranks_compile_as_the_first_does(tiny_data):
     first, second = run_ranks(mode_chosen, 2, tiny_data)
     assert first == second
     assert first.mode == "off"
+
+
+def compiled_batch_loss(config):
+    batch_loss = BatchLoss(make_model(config), make_masking(config, backend="dense"))
+    apply_compile(batch_loss, "model", coordinate_descent=False)
+    return batch_loss
+
+
+def test_masks_and_model_are_one_graph_that_no_window_recompiles():
+    config = resolve("unet-value-embeds", "pico")
+    torch.compiler.reset()
+    counters.clear()
+    batch_loss = compiled_batch_loss(config)
+    plain = BatchLoss(make_model(config), make_masking(config, backend="dense"))
+    tokens, targets = made_up_tokens(512, config.model.vocab_size)
+    batch_loss(tokens, targets, None).backward()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for step in range(0, config.schedule.steps + 1, 10):
+            for loss in (batch_loss, plain):
+                loss.masking.set_step(step)
+            compiled = batch_loss(tokens, targets, None)
+            assert compiled.item() == pytest.approx(plain(tokens, targets, None).item(), rel=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_graph_break_is_an_error_that_names_its_line(tiny_data):
+    config = pico(tiny_data, 2, attention__backend="dense", runtime__compile="model")
+    torch.compiler.reset()
+    batch_loss = compiled_batch_loss(config)
+    batch_loss.model.blocks[1].mlp = PrintingMLP()
+    with process_group("cpu") as alone, pytest.raises(CompileError) as caught:
+        warm_up(batch_loss, config, alone)
+    line = inspect.getsourcelines(PrintingMLP.forward)[1] + 1
+    assert f"tests/test_compile.py:{line}" in str(caught.value)
+    assert "--compile block" in str(caught.value)
+
+
+class PrintingMLP(torch.nn.Module):
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return x
+
+
+def test_a_backend_that_plans_on_the_host_keeps_its_plan_out_of_the_graph():
+    config = resolve("softcap", "pico")
+    batch_loss = BatchLoss(make_model(config), make_masking(config, backend="blocked"))
+    with patch.object(GPT, "compile") as model_alone, patch.object(BatchLoss, "compile") as with_plans:
+        apply_compile(batch_loss, "model", coordinate_descent=False)
+        model_alone.assert_called_once_with(dynamic=False)
+        with_plans.assert_not_called()
+        batch_loss.masking = make_masking(config, backend="dense")
+        apply_compile(batch_loss, "model", coordinate_descent=False)
+        with_plans.assert_called_once_with(dynamic=False, fullgraph=True)
+        model_alone.assert_called_once()

@@ -16,6 +16,7 @@ from hotlap.model.layers import Matrix
 from hotlap.model.roles import parameter_roles
 from hotlap.recipes import RECIPES, resolve
 from hotlap.settings import updated
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.compile import apply_compile
 from tests.kernels_here import needs_kernels
 from tests.tiny import made_up_tokens, make_masking, make_model, train
@@ -266,7 +267,7 @@ def test_an_odd_number_of_layers_pairs_the_outer_ones_and_leaves_the_middle_alon
 def test_changing_the_window_recompiles_nothing(backend):
     config = resolve("softcap", "pico")
     model = make_model(config)
-    apply_compile(model, "block", coordinate_descent=False)
+    apply_compile(BatchLoss(model, make_masking(config)), "block", coordinate_descent=False)
     tokens, targets = made_up_tokens(512, 512)
 
     def step(window_blocks: int) -> None:
@@ -283,5 +284,7 @@ def test_changing_the_window_recompiles_nothing(backend):
 def test_compiled_code_is_kept_in_the_cache_between_runs(monkeypatch, tmp_path):
     monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    apply_compile(make_model(resolve("softcap", "pico")), "block", coordinate_descent=False)
+    config = resolve("softcap", "pico")
+    batch_loss = BatchLoss(make_model(config), make_masking(config))
+    apply_compile(batch_loss, "block", coordinate_descent=False)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")

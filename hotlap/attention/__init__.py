@@ -19,6 +19,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def plans_on_device(self) -> bool:
+        """Whether `plan` is made of operators on tensors alone, so that a compiler can trace it."""
+        ...
+
     def plan(self, mask: Mask) -> Any: ...
 
     def attend(self, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, plan: Any, scale: float) -> Tensor:

@@ -41,6 +41,7 @@ class BlockedBackend:
 
     saved_bytes: int = DEFAULT_SAVED_BYTES
     name: str = "blocked"
+    plans_on_device: bool = False
 
     def plan(self, mask: Mask) -> BlockedPlan:
         return BlockedPlan(first_visible_keys(mask).cpu())

@@ -32,6 +32,7 @@ class DenseBackend:
     """The reference as a backend."""
 
     name: str = "dense"
+    plans_on_device: bool = True
 
     def plan(self, mask: Mask) -> Tensor:
         return visible_pairs(mask)

@@ -40,6 +40,7 @@ def _compiled_flex_attention() -> Any:
 @dataclass(frozen=True)
 class FlexBackend:
     name: str = "flex"
+    plans_on_device: bool = True
 
     def plan(self, mask: Mask) -> BlockMask:
         # flex_attention expects batch and head dimensions; size 1 broadcasts over all heads.

@@ -108,6 +108,7 @@ def install_kernels(loaded: LoadedModel) -> Backend:
 
 def measure(loaded: LoadedModel, backend: Backend, val: TokenStream, tokens: int | None) -> dict[str, Any]:
     from hotlap.data.validation import validation_batches
+    from hotlap.train.batch_loss import BatchLoss
     from hotlap.train.evaluation import evaluate
     from hotlap.train.lap import bytes_per_token, end_of_text_of
     from hotlap.train.masking import Masking
@@ -117,7 +118,7 @@ def measure(loaded: LoadedModel, backend: Backend, val: TokenStream, tokens: int
     masking.set_step(loaded.step)
     batches = validation_batches(val, tokens, config.batch.sequence_tokens, device=loaded.device)
     text_bytes = bytes_per_token(val, config.data.bytes_per_token)
-    evaluation = evaluate(loaded.model, masking, batches, text_bytes)
+    evaluation = evaluate(BatchLoss(loaded.model, masking), batches, text_bytes)
     return {
         "loss": evaluation.loss,
         "bpb": evaluation.bpb,

@@ -9,11 +9,11 @@ import torch
 
 from hotlap.config import Config
 from hotlap.distributed.process_group import Distributed
+from hotlap.errors import CompileError
 from hotlap.files import cache_directory
 from hotlap.kernels import Installed
-from hotlap.model import GPT, GPT2
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.flops import matmul_flops_per_token
-from hotlap.train.masking import Masking
 
 CPU_COMPILE_SECONDS = 30  # to compile blocks on a CPU with a cold cache, at most
 CPU_COMPILE_GAIN = 0.2  # fraction of the training time that compiled blocks save on a CPU
@@ -48,9 +48,15 @@ def choose_mode(
     return CompileChoice("off", f"auto: would not pay in a run of about {seconds:.0f} s")
 
 
-def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> None:
+def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool) -> None:
+    """Compile the blocks one by one, or the whole model.
+
+    With a backend whose plan is made of tensors on the device, the whole model is one graph together
+    with its attention plans, and whatever would break the graph is an error.
+    """
     if mode == "off":
         return
+    model = batch_loss.model
     # The default is a temporary directory, which does not survive a reboot.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
     # The blocked backend returns a number of saved probabilities that depends on the mask. Without
@@ -61,23 +67,44 @@ def apply_compile(model: GPT | GPT2, mode: str, *, coordinate_descent: bool) -> 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(model.blocks))
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
-    if mode == "model":
-        model.compile(dynamic=False)
-    else:
+    if mode == "block":
         for block in model.blocks:
             block.compile(dynamic=False)
+    elif batch_loss.masking.backend.plans_on_device:
+        batch_loss.compile(dynamic=False, fullgraph=True)
+    else:
+        model.compile(dynamic=False)
 
 
-def warm_up(model: GPT | GPT2, masking: Masking, config: Config, distributed: Distributed) -> None:
+def warm_up(batch_loss: BatchLoss, config: Config, distributed: Distributed) -> None:
     """Compile the training and validation shapes with dummy tokens. Leaves no gradients behind."""
     count = config.batch.sequence_tokens
-    for sequences in micro_batch_sequences(config, distributed.world_size):
-        tokens = torch.zeros(sequences * count, dtype=torch.int32, device=distributed.device)
-        model(tokens, tokens.long(), masking.plans(tokens, count)).backward()
-    model.zero_grad(set_to_none=True)
-    tokens = torch.zeros(count, dtype=torch.int32, device=distributed.device)
-    with torch.no_grad():
-        model(tokens, tokens.long(), masking.plans(tokens, None), reduction="sum")
+    try:
+        for sequences in micro_batch_sequences(config, distributed.world_size):
+            tokens = torch.zeros(sequences * count, dtype=torch.int32, device=distributed.device)
+            batch_loss(tokens, tokens.long(), count).backward()
+        batch_loss.zero_grad(set_to_none=True)
+        tokens = torch.zeros(count, dtype=torch.int32, device=distributed.device)
+        with torch.no_grad():
+            batch_loss(tokens, tokens.long(), None, reduction="sum")
+    except torch._dynamo.exc.Unsupported as error:
+        raise CompileError(
+            expected="a model that compiles as one graph",
+            found=f"a graph break at {_place_of_break(error)}: {_first_line(error)}",
+            do="change that line, or compile the blocks alone with --compile block",
+        ) from error
+
+
+def _place_of_break(error: torch._dynamo.exc.Unsupported) -> str:
+    """The line of user code that the compiler could not trace."""
+    if not error.real_stack:
+        return "an unknown line"
+    frame = error.real_stack[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def micro_batch_sequences(config: Config, world_size: int) -> set[int]:

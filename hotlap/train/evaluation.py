@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from hotlap.config import EvaluationConfig
 from hotlap.data.validation import ValidationBatches
-from hotlap.model import GPT, GPT2
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.flops import bits_per_byte
-from hotlap.train.masking import Masking
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,12 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(
-    model: GPT | GPT2, masking: Masking, batches: ValidationBatches, bytes_per_token: float | None
-) -> Evaluation:
+def evaluate(batch_loss: BatchLoss, batches: ValidationBatches, bytes_per_token: float | None) -> Evaluation:
     """Each rank evaluates its sequences; all ranks return the same result. A collective."""
     sums = []
     for batch in batches:
-        tokens = batch.inputs.flatten()
-        plans = masking.plans(tokens, batch.chunk_tokens)
-        sums.append(model(tokens, batch.targets.flatten(), plans, reduction="sum"))
+        tokens, targets = batch.inputs.flatten(), batch.targets.flatten()
+        sums.append(batch_loss(tokens, targets, batch.chunk_tokens, reduction="sum"))
     # Summed in float64, so that the result does not depend on how sequences are split across ranks.
     # Summed on the CPU, because some devices have no float64.
     nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)

@@ -28,6 +28,7 @@ from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.model.roles import parameter_roles
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
 from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, max_micro_batch_tokens, warm_up
 from hotlap.train.flops import peak_gflops
@@ -44,8 +45,9 @@ class Lap:
     dtype: torch.dtype
     backend: Backend
     model: GPT | GPT2
-    module: nn.Module  # the model, wrapped in DDP if there are several ranks
     masking: Masking
+    batch_loss: BatchLoss
+    module: nn.Module  # `batch_loss`, wrapped in DDP if there are several ranks
     routing: Routing
     optimizers: list[torch.optim.Optimizer]
     installed: kernels.Installed
@@ -89,13 +91,14 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
     compiled = broadcast_from_main(choose_mode(config, device, dtype, threads, installed))
+    batch_loss = BatchLoss(model, masking)
     if compiled.mode != "off":
         with clock.phase("compile"):
-            apply_compile(model, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
-            warm_up(model, masking, config, distributed)
-    module: nn.Module = model
+            apply_compile(batch_loss, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
+            warm_up(batch_loss, config, distributed)
+    module: nn.Module = batch_loss
     if distributed.world_size > 1:
-        module = wrap_ddp(model, device)
+        module = wrap_ddp(batch_loss, device)
     return Lap(
         config=config,
         distributed=distributed,
@@ -103,8 +106,9 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         dtype=dtype,
         backend=backend,
         model=model,
-        module=module,
         masking=masking,
+        batch_loss=batch_loss,
+        module=module,
         routing=routing,
         optimizers=optimizers,
         installed=installed,
@@ -113,13 +117,13 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     )
 
 
-def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap_ddp(module: nn.Module, device: torch.device) -> DistributedDataParallel:
     # No sync: every rank computes the same buffers. Newer releases of torch renamed the option.
     known = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     device_ids = [device] if device.type == "cuda" else None
     options: dict[str, Any] = {"gradient_as_bucket_view": True, sync_buffers: False}
-    return DistributedDataParallel(model, device_ids=device_ids, **options)
+    return DistributedDataParallel(module, device_ids=device_ids, **options)
 
 
 def packed_tokens(config: Config) -> int:

@@ -3,6 +3,10 @@
 A step has the same tokens for any number of ranks and micro-batches; gradients are averaged over
 all of them. Decisions depend only on values that are reduced over the ranks (loss, stop requests),
 so all ranks decide alike. Only the main rank writes.
+
+On CUDA nothing inside a step waits for the device: the loss, the gradient norm and stop requests of
+a step are read after the next one has been queued, on all ranks alike. Before a validation or a
+checkpoint all steps have been read, so that neither follows from a loss that is not finite.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +35,16 @@ from hotlap.train.clock import Clock
 from hotlap.train.evaluation import Evaluation, evaluate, reaches_target
 from hotlap.train.flops import peak_memory_mib
 from hotlap.train.lap import Lap
+from hotlap.train.readback import Readback
 from hotlap.train.snapshot import Snapshots, TrainingProgress
+
+
+@dataclass(frozen=True)
+class QueuedStep:
+    """A step whose figures have not been read yet."""
+
+    figures: Readback  # of `Trainer._reduced_figures`
+    record: dict[str, Any]  # what is known of it without its figures
 
 
 class Trainer:
@@ -56,6 +70,10 @@ class Trainer:
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
         self._updated = True  # False if the last step was skipped
         self._save_overdue = False  # by the main rank's clock
+        self._stop_requested = False  # on any rank
+        self._reads_late = reads_late(lap)
+        self._unread: QueuedStep | None = None
+        self._since = time.perf_counter()  # when the step before the unread one was read
 
     def run(self) -> str:
         """Train until the run is "finished", has reached its "target" or is "interrupted"."""
@@ -64,6 +82,7 @@ class Trainer:
         while True:
             self.lap.masking.set_step(self.progress.step)
             if self._validation_due():
+                self._read_last_step()
                 self._validate()
             if self._ends_at_target or self.progress.step == steps:
                 self._save()
@@ -73,51 +92,53 @@ class Trainer:
             save_due = self._save_overdue or self.snapshots.due(self.progress.step)
             if save_due and self._updated:
                 self._save()
-            stop_requested = self._update()
-            if stop_requested:
+            self._update()
+            if self._stop_requested:
                 self._save()
                 return "interrupted"
 
-    def _update(self) -> bool:
-        """One optimizer step. Returns whether any rank was asked to stop."""
+    def _update(self) -> None:
+        """One optimizer step."""
         lap, config, progress = self.lap, self.lap.config, self.progress
-        started = time.perf_counter()
-        loss, stop_requested = self._reduce_loss_and_flags(self._accumulate_gradients())
-        norm = (
-            clip_global_norm(self.parameters, config.optim.clip_norm).item()
-            if config.optim.clip_norm
-            else None
-        )
+        if self._unread is None:
+            self._since = time.perf_counter()
+        loss = self._accumulate_gradients()
+        clip_norm = config.optim.clip_norm
+        norm = clip_global_norm(self.parameters, clip_norm) if clip_norm else None
         multiplier = lr_multiplier(progress.step, config.schedule)
         muon_momentum = momentum(progress.step, config.optim.muon)
-        # Clipping by a non-finite norm leaves every gradient zero or NaN.
-        self._updated = math.isfinite(loss) and (norm is None or math.isfinite(norm))
-        if self._updated:
-            apply_schedule(lap.optimizers, multiplier, muon_momentum)
-            for optimizer in lap.optimizers:
-                optimizer.step()
-        else:
-            self._handle_nan(loss, norm)
-        lap.module.zero_grad(set_to_none=True)
         progress.step += 1
         progress.tokens += config.batch.tokens_per_step
-        progress.training_s = self.clock.training_s
-        self.recorder.trained(
+        step = QueuedStep(
+            Readback(self._reduced_figures(loss, norm)),
             {
                 "kind": "train",
                 "step": progress.step,
-                "loss": loss,
                 "lr": multiplier,
                 "momentum": muon_momentum,
                 "window": lap.masking.window_tokens,
                 "tokens": progress.tokens,
-                "train_s": progress.training_s,
-                "tokens_per_s": config.batch.tokens_per_step / (time.perf_counter() - started),
-                "grad_norm": norm,
-                "memory_mib": peak_memory_mib(lap.distributed.device),
-            }
+            },
         )
-        return stop_requested
+        if not self._reads_late:
+            self._decide(step)
+        if self._updated:
+            apply_schedule(lap.optimizers, multiplier, muon_momentum)
+            for optimizer in lap.optimizers:
+                optimizer.step()
+        lap.module.zero_grad(set_to_none=True)
+        if self._reads_late:
+            self._read_last_step()
+            self._unread = step
+        else:
+            self._record(step)
+
+    def _read_last_step(self) -> None:
+        """Read the step that was queued last, unless it has been read."""
+        step, self._unread = self._unread, None
+        if step is not None:
+            self._decide(step)
+            self._record(step)
 
     def _accumulate_gradients(self) -> Tensor:
         """Backpropagate the mean loss over this rank's tokens. Returns that loss, detached."""
@@ -128,11 +149,11 @@ class Trainer:
         total = torch.zeros((), device=lap.distributed.device)
         for start in starts:
             inputs, targets = batch.inputs[start : start + micro], batch.targets[start : start + micro]
-            plans = lap.masking.plans(inputs.flatten(), batch.chunk_tokens or inputs.size(1))
             last = start == starts[-1]
             with contextlib.nullcontext() if last else self._no_sync():
                 share = len(inputs) / len(batch.inputs)
-                loss = share * lap.module(inputs.flatten(), targets.flatten(), plans)
+                chunk_tokens = batch.chunk_tokens or inputs.size(1)
+                loss = share * lap.module(inputs.flatten(), targets.flatten(), chunk_tokens)
                 loss.backward()
             total += loss.detach()
         return total
@@ -141,27 +162,60 @@ class Trainer:
         module = self.lap.module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
-    def _reduce_loss_and_flags(self, loss: Tensor) -> tuple[float, bool]:
-        """Mean loss over all ranks, and whether any rank was asked to stop, in one all-reduce."""
+    def _reduced_figures(self, loss: Tensor, norm: Tensor | None) -> Tensor:
+        """(4,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the
+        main rank's checkpoint is overdue, and the gradient norm, 0 without clipping.
+        """
         overdue = self.lap.distributed.is_main and self.snapshots.overdue()
-        flags = loss.new_tensor([self.stop.requested, overdue], dtype=torch.float32)
-        figures = torch.cat([loss.float()[None], flags])
+        # Filled on the device: a copy of Python's values would wait for it.
+        flags = [torch.full_like(loss, float(flag)) for flag in (self.stop.requested, overdue)]
+        figures = torch.stack([loss, *flags]).float()
         if dist.is_initialized():
             dist.all_reduce(figures)
             figures[0] /= dist.get_world_size()
-        loss_value, stops, overdues = figures.tolist()
-        self._save_overdue = overdues > 0
-        return loss_value, stops > 0
+        last = torch.zeros_like(loss) if norm is None else norm
+        return torch.cat([figures, last.float()[None]])
 
-    def _handle_nan(self, loss: float, norm: float | None) -> None:
-        self.progress.nan_steps += 1
-        if self.lap.config.runtime.on_nan == "skip":
+    def _decide(self, step: QueuedStep) -> None:
+        """Decide by the figures of a step, the same on all ranks, whether and how to go on."""
+        loss, stops, overdues, norm = step.figures.values()
+        self._stop_requested = stops > 0
+        self._save_overdue = overdues > 0
+        # Clipping by a non-finite norm leaves every gradient zero or NaN.
+        self._updated = math.isfinite(loss) and math.isfinite(norm)
+        if not self._updated:
+            self._handle_nan(step.record["step"], loss, norm)
+
+    def _record(self, step: QueuedStep) -> None:
+        lap, progress = self.lap, self.progress
+        loss, _, _, norm = step.figures.values()
+        progress.training_s = self.clock.training_s
+        now = time.perf_counter()
+        self.recorder.trained(
+            {
+                **step.record,
+                "loss": loss,
+                "train_s": progress.training_s,
+                "tokens_per_s": lap.config.batch.tokens_per_step / (now - self._since),
+                "grad_norm": norm if lap.config.optim.clip_norm else None,
+                "memory_mib": peak_memory_mib(lap.distributed.device),
+            }
+        )
+        self._since = now
+
+    def _handle_nan(self, step: int, loss: float, norm: float) -> None:
+        progress, config = self.progress, self.lap.config
+        progress.nan_steps += 1
+        if config.runtime.on_nan == "skip":
             return
+        # What was queued after the last good step does not count.
+        progress.tokens -= (progress.step - (step - 1)) * config.batch.tokens_per_step
+        progress.step = step - 1
         newest = broadcast_from_main(self.snapshots.newest())
         is_norm = math.isfinite(loss)
         raise DivergenceError(
             expected="a finite gradient norm" if is_norm else "a finite loss",
-            found=f"{norm if is_norm else loss} at step {self.progress.step + 1}",
+            found=f"{norm if is_norm else loss} at step {step}",
             do="lower the learning rates, clip gradients (--clip-norm 1) or use --on-nan skip; "
             + (f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"),
         )
@@ -176,7 +230,7 @@ class Trainer:
     def _validate(self) -> None:
         lap, progress = self.lap, self.progress
         with self.clock.phase("validation"):
-            evaluation = evaluate(lap.model, lap.masking, lap.data.validation, lap.data.bytes_per_token)
+            evaluation = evaluate(lap.batch_loss, lap.data.validation, lap.data.bytes_per_token)
         progress.evaluation, progress.evaluated_step = evaluation, progress.step
         self._ends_at_target = ends_at_target(evaluation, lap.config.evaluation)
         self.recorder.validated(
@@ -208,9 +262,18 @@ class Trainer:
             self.recorder.sampled(progress.step, text)
 
     def _save(self) -> None:
+        self._read_last_step()
         with self.clock.phase("saving"):
             self.progress.other_s = self.clock.other_s
             self.snapshots.save(self.lap, self.progress)
+
+
+def reads_late(lap: Lap) -> bool:
+    """Whether a step's figures are read after the next one is queued.
+
+    Not if a step is to be skipped for its loss, which then has to be known before the update.
+    """
+    return lap.distributed.device.type == "cuda" and lap.config.runtime.on_nan != "skip"
 
 
 def ends_at_target(evaluation: Evaluation, settings: EvaluationConfig) -> bool:

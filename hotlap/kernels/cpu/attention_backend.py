@@ -26,6 +26,7 @@ class NativePlan:
 @dataclass(frozen=True)
 class NativeBackend:
     name: str = "native"
+    plans_on_device: bool = False
 
     def plan(self, mask: Mask) -> NativePlan:
         return NativePlan(first_visible_keys(mask))
