@@ -33,6 +33,7 @@ LEVELS = {
     "distributed": 6,
     "train": 7,
     "race": 8,
+    "acceptance": 8,
     "commands": 10,
     "cli": 10,
     "__main__": 11,

@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 
 def configure(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--gpu", action="store_true", help="run the acceptance test of the GPU, in minutes")
+    parser.add_argument("--size", default="small", help="with --gpu: size of the runs (default: small)")
+    parser.add_argument("--device", default="cuda", help="with --gpu: another device to test (default: cuda)")
+    parser.add_argument("--page", type=Path, help="with --gpu: also write the findings to this HTML file")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.gpu:
+        return accept(args)
     console = make_console()
     facts = examine()
     if args.json:
@@ -39,13 +45,47 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def examine() -> dict[str, Any]:
+def accept(args: argparse.Namespace) -> int:
+    """Run the acceptance test. A check that fails is a bug, ours or the driver's."""
+    from dataclasses import asdict
+
+    from hotlap.acceptance.checks import run_checks
+    from hotlap.acceptance.page import render, verdict
+    from hotlap.errors import BUG
+    from hotlap.hardware import select_device
+    from hotlap.progress import silent
+    from hotlap.recipes import resolve
+    from hotlap.report.page import write_file
+
+    console = make_console()
+    resolve("softcap", args.size)  # an unknown size is an error before anything runs
+    device = select_device(args.device)
+    facts = examine(args.device)
+    findings = run_checks(device, args.size, silent if args.json else console.print)
+    if args.page is not None:
+        write_file(args.page, render(facts, findings).encode())
+    if args.json:
+        console.print_json(json.dumps({"machine": facts, "checks": [asdict(f) for f in findings]}))
+    else:
+        table = Table("check", "outcome", "finding", "seconds", box=None, padding=(0, 2, 0, 0))
+        for finding in findings:
+            table.add_row(finding.name, finding.outcome, finding.detail, f"{finding.seconds:.0f}")
+        console.print(table)
+        console.print(verdict_line(verdict(findings), args.page), markup=False, soft_wrap=True)
+    return BUG if any(finding.outcome == "failed" for finding in findings) else 0
+
+
+def verdict_line(verdict: str, page: Path | None) -> str:
+    return verdict if page is None else f"{verdict}; page at {page}"
+
+
+def examine(device_name: str = "auto") -> dict[str, Any]:
     import psutil
     import torch
 
     from hotlap import hardware, kernels
 
-    device = hardware.select_device("auto")
+    device = hardware.select_device(device_name)
     threads = hardware.usable_cores()
     torch.set_num_threads(threads)
     precision = hardware.select_precision("auto", device)

@@ -61,8 +61,11 @@ class Clock:
 
 
 def clock_for(device: torch.device) -> Clock:
+    return Clock(wait_for(device))
+
+
+def wait_for(device: torch.device) -> Callable[[], None]:
+    """A function that returns when the device has finished all queued work."""
     if device.type == "cuda":
-        return Clock(lambda: torch.cuda.synchronize(device))
-    if device.type == "mps":
-        return Clock(torch.mps.synchronize)
-    return Clock()
+        return lambda: torch.cuda.synchronize(device)
+    return torch.mps.synchronize if device.type == "mps" else lambda: None

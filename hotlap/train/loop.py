@@ -92,12 +92,12 @@ class Trainer:
             save_due = self._save_overdue or self.snapshots.due(self.progress.step)
             if save_due and self._updated:
                 self._save()
-            self._update()
+            self.update()
             if self._stop_requested:
                 self._save()
                 return "interrupted"
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """One optimizer step."""
         lap, config, progress = self.lap, self.lap.config, self.progress
         if self._unread is None:

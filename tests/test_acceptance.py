@@ -1,0 +1,127 @@
+"""`hotlap doctor --gpu`, on this machine's CPU: every check can pass, and can fail."""
+
+import json
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from hotlap import kernels
+from hotlap.acceptance import checks
+from hotlap.acceptance.checks import (
+    NotApplicableError,
+    check_attention,
+    check_curve,
+    check_loss,
+    find,
+    subject,
+)
+from hotlap.acceptance.curve import STEPS, stored_curve
+from hotlap.acceptance.measured_step import watched
+from hotlap.attention.dense import DenseBackend
+from hotlap.errors import TrainingError
+from hotlap.model.head import cross_entropy
+from tests.command import complaint, hotlap_here
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def made(tmp_path):
+    with subject(CPU, "pico") as made:
+        yield made
+
+
+def test_the_backend_of_a_run_agrees_with_the_reference(made):
+    finding = check_attention(made)
+    assert finding.outcome == "passed"
+    assert finding.figures["relative_errors"]
+
+
+def test_attention_that_sees_too_much_fails(made):
+    class Unmasked(DenseBackend):
+        def plan(self, mask):
+            return torch.ones_like(super().plan(mask)).tril()
+
+    with patch.object(checks.kernels, "choose_backend", lambda *_: Unmasked()):
+        assert check_attention(made).outcome == "failed"
+
+
+def test_the_installed_loss_agrees_with_the_plain_one(made):
+    assert check_loss(made).outcome == "passed"
+
+
+def test_a_wrong_loss_fails(made):
+    def install(model, **options):
+        installed = kernels.install(model, **options)
+        model.loss = lambda *arguments: 1.1 * cross_entropy(*arguments)
+        return installed
+
+    with patch.object(checks.kernels, "install", install):
+        assert check_loss(made).outcome == "failed"
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.2])
+def test_a_curve_is_held_against_the_stored_one(made, shift):
+    losses = [loss + shift for loss in stored_curve("pico")]
+    with patch.object(checks.Subject, "train", lambda *_: losses):
+        assert check_curve(made).outcome == ("failed" if shift else "passed")
+
+
+def test_a_size_without_a_curve_is_skipped_by_name(made):
+    finding = find("curve", lambda: check_curve(replace(made, size="medium")))
+    assert (finding.outcome, finding.detail) == ("skipped", "no curve is stored for medium")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NotApplicableError("one GPU"), "skipped"),
+        (TrainingError(expected="a", found="b", do="c"), "failed"),
+        (RuntimeError("illegal memory access\nmore"), "failed"),
+    ],
+)
+def test_whatever_a_check_raises_is_its_finding(error, outcome):
+    def check():
+        raise error
+
+    finding = find("step", check)
+    assert (finding.name, finding.outcome) == ("step", outcome)
+    assert "more" not in finding.detail
+
+
+def test_a_wait_and_a_recompilation_are_told_apart():
+    class Waiting:
+        def update(self):
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    class Recompiling:
+        def update(self):
+            raise RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'")
+
+    assert watched(CPU, Waiting()) == ("called a synchronizing CUDA operation", "")
+    assert watched(CPU, Recompiling())[0] == ""
+    assert "recompile" in watched(CPU, Recompiling())[1]
+
+
+def test_without_a_gpu_one_line_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert "found cuda" in complaint(hotlap_here("doctor", "--gpu"))
+
+
+@pytest.mark.slow  # half a minute
+def test_the_whole_acceptance_test_passes_here(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    result = hotlap_here(
+        "doctor", "--gpu", "--device", "cpu", "--size", "pico", "--json", "--page", str(page)
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {check["name"]: check["outcome"] for check in found["checks"]} == dict.fromkeys(
+        checks.CHECKS, "passed"
+    )
+    (curve,) = (check for check in found["checks"] if check["name"] == "curve")
+    assert len(curve["figures"]["losses"]) == STEPS
+    assert "6 passed, 0 failed, 0 skipped" in page.read_text()
