@@ -1,5 +1,1 @@
-"""Benchmarks, run as the command runs: threads wait passively. Torch is loaded later, by the parts."""
-
-from hotlap.waiting import wait_passively
-
-wait_passively()
+"""Benchmarks. They are meant for an idle machine, where threads wait as they do in the command: spinning."""

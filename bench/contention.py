@@ -1,13 +1,13 @@
-"""How much of a training step's speed is left beside other work, and does passive waiting give more of it?
+"""How much of a training step's speed is left beside other work, and does sharing the cores give more of it?
 
     python -m bench.contention [--threads 2] [--steps 24]
 
 Training steps of `sprint` at `nano` on made-up tokens, alone and beside processes that do nothing but count.
 OpenMP's threads wait for each other many times per step. By default they spin meanwhile, and beside other
-work a spinning thread takes the core from the one it waits for; passively (`OMP_WAIT_POLICY=passive`, which
-the `hotlap` command sets) they sleep. Each way has a process of its own, measured in turn so that a busy
-moment meets both. All measurements train from the same weights and must end with the same bits. Medians. What
-other processes use is looked at before each measurement, because beside them nothing here is idle.
+work a spinning thread takes the core from the one it waits for. The `hotlap` command lets them sleep while
+others need the cores (`hotlap/waiting.py`). Each way has a process of its own, measured in turn so that a
+busy moment meets both. All measurements train from the same weights and must end with the same bits. Medians.
+What other processes use is looked at before each measurement, because beside them nothing here is idle.
 """
 
 import argparse
@@ -20,23 +20,23 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import torch
 
 from bench.step import configuration, install_kernels, make_model, optimizers_of
 from hotlap.hardware import tune_malloc
-from hotlap.waiting import PASSIVE, WAIT_VARIABLES
+from hotlap.waiting import LOOK_SECONDS, WAIT_VARIABLES, sharing_cores
 
 BUSY_PROCESSES = (0, 1, 2)
 WARMUP_STEPS = 3
 REPEATS = 3
-LOOK_SECONDS = 0.5
+SETTLE_SECONDS = 2.5 * LOOK_SECONDS  # until a process has noticed that others came or went
 IDLE_CORES = 0.2  # what others may use of a machine that counts as idle
 COUNT = "n = 0\nwhile True: n += 1"
-# What libgomp does by default, and what the command asks it for.
-WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "passive": PASSIVE}
+# What libgomp does by default, chosen by name so that nothing else chooses; and what the command does.
+WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "sharing": {}}
 
 
 class Steps:
@@ -75,7 +75,7 @@ def variables(waiting: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     busy = [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(count)]
-    time.sleep(0.2 if busy else 0)  # until Python has started
+    time.sleep(SETTLE_SECONDS)
     try:
         yield
     finally:
@@ -85,6 +85,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def start(threads: int) -> None:
+    ExitStack().enter_context(sharing_cores())  # for the life of this process
     tune_malloc()
     torch.set_num_threads(threads)
 
@@ -124,14 +125,14 @@ def main() -> None:
         for busy in BUSY_PROCESSES
         for way in ways.values()
     }
-    print("| busy processes | spinning, tokens/s | of idle | passive, tokens/s | of idle | over spinning |")
+    print("| busy processes | spinning, tokens/s | of idle | sharing, tokens/s | of idle | over spinning |")
     print("|---|---|---|---|---|---|")
     for busy in BUSY_PROCESSES:
         cells = []
         for way in ways.values():
             of_idle = median_ratio(way.rates[busy], way.rates[0])
             cells.append(f"{statistics.median(way.rates[busy]):,.0f} | {of_idle:.2f}")
-        gain = median_ratio(ways["passive"].rates[busy], ways["spinning"].rates[busy])
+        gain = median_ratio(ways["sharing"].rates[busy], ways["spinning"].rates[busy])
         print(f"| {busy} | {' | '.join(cells)} | {gain:.2f} |")
     for way in ways.values():
         way.pool.shutdown()

@@ -16,7 +16,7 @@ from typing import NoReturn
 from hotlap import __version__
 from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
-from hotlap.waiting import wait_passively
+from hotlap.waiting import sharing_cores
 
 # The summaries are here and not in the command modules, so that `hotlap --help` imports none of them.
 COMMANDS = {
@@ -107,9 +107,9 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    wait_passively()  # no command has imported torch yet
     try:
-        code = dispatch(sys.argv[1:] if argv is None else argv)
+        with sharing_cores():
+            code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except HotlapError as mistake:
         print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201

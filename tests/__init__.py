@@ -1,5 +1,8 @@
-"""Tests, run as the command runs: threads wait passively. Torch is loaded later, by the tests."""
+"""Tests run side by side, so their threads wait passively: set before torch is loaded, which reads it."""
 
-from hotlap.waiting import wait_passively
+import os
 
-wait_passively()
+from hotlap.waiting import WAIT_VARIABLES
+
+if not any(name in os.environ for name in WAIT_VARIABLES):
+    os.environ["OMP_WAIT_POLICY"] = "passive"

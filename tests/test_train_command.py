@@ -16,7 +16,6 @@ import torch
 
 from hotlap.recipes import RECIPES
 from hotlap.runs import checkpoint as store
-from hotlap.waiting import WAIT_VARIABLES
 from tests.command import complaint, hotlap, hotlap_here
 from tests.ranks import ADDRESS, free_port
 from tests.training import assert_one_curve, command, final_weights, losses, start
@@ -94,15 +93,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data, tmp_path):
     assert len(losses(tmp_path / "runs" / "run")) == saved.step + 2
 
 
-def test_two_processes_train_as_one_does_and_wait_passively(tiny_data, tmp_path, monkeypatch):
-    for name in WAIT_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def test_two_processes_train_as_one_does(tiny_data, tmp_path):
     train_here(tiny_data, tmp_path, 6, "--name", "one")
     train(tiny_data, tmp_path, 6, "--name", "two", "--procs", "2")
     assert_one_curve(losses(tmp_path / "runs" / "two"), losses(tmp_path / "runs" / "one"))
     environment = json.loads((tmp_path / "runs" / "two" / "environment.json").read_text())
     assert environment["world_size"] == 2
-    assert environment["variables"]["OMP_WAIT_POLICY"] == "passive"
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
