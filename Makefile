@@ -5,7 +5,7 @@ BIN := .venv/bin
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: lap lint test test-all bench recipes-table setup clean
+.PHONY: lap lint test test-all bench recipes-table setup triton clean
 
 setup: .venv/.ready
 
@@ -13,6 +13,11 @@ setup: .venv/.ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# Triton (0.7 GB) and g++ let tests of the CUDA path run without a GPU. Without them they are skipped by name.
+# Not a part of `dev`: where torch is built for CUDA it brings its own.
+triton: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps triton
 
 lap: setup
 	$(BIN)/hotlap train sprint --size nano
