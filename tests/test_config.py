@@ -36,7 +36,7 @@ from hotlap.settings import updated
         ({"attention.window_unit": "blocks"}, "when window_unit is blocks"),
         ({"data.order": "shuffled", "data.chunk_tokens": 100}, "multiple of chunk_tokens"),
         ({"data.source": ""}, "data source"),
-        ({"attention.window_unit": "unlimited"}, "window_unit tokens or blocks for speedrun"),
+        ({"attention.window_unit": "unlimited"}, "any other window_unit for speedrun"),
         ({"model.architecture": "gpt2"}, "window_unit unlimited"),
         ({"evaluation.tokens": 0}, "`tokens` above 0"),
         ({"evaluation.target_loss": 3.3, "evaluation.target_bpb": 1.2}, "a loss or in bits per byte"),

@@ -45,6 +45,17 @@ MODELS = {
 }
 
 
+WINDOW_UNITS = {
+    "flex-attention": "tokens",
+    "window-warmup": "tokens",
+    "value-embeds": "tokens",
+    "unet-value-embeds": "tokens-and-blocks",
+    "block-window": "blocks",
+    "sparse-value-embeds": "blocks",
+    "softcap": "blocks",
+}
+
+
 def test_the_lineage_is_one_line_from_the_first_record_to_the_last():
     names = list(RUNS)
     assert RECIPES[names[0]].parent is None
@@ -118,8 +129,7 @@ def test_published_batches_and_validation(name):
     assert (config.evaluation.every_steps, config.evaluation.tokens) == (125, 10_485_760)
     assert (config.data.source, config.data.tokenizer, config.data.order) == ("fineweb", "gpt2", "stream")
     assert config.attention.block_size == 128
-    blocks = ("block-window", "sparse-value-embeds", "softcap")
-    assert config.attention.window_unit == ("blocks" if name in blocks else "tokens")
+    assert config.attention.window_unit == WINDOW_UNITS[name]
 
 
 DIFFS = {
@@ -137,6 +147,7 @@ DIFFS = {
     "unet-value-embeds": {
         "model.values",
         "model.value_mix",
+        "attention.window_unit",
         "optim.clip_norm",
         "optim.muon.momentum_form",
         "optim.muon.communication",

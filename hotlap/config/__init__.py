@@ -68,7 +68,7 @@ class Config:
         is_gpt2, unlimited = self.model.architecture == "gpt2", self.attention.window_unit == "unlimited"
         require(
             is_gpt2 == unlimited and not (is_gpt2 and self.attention.document_mask),
-            "window_unit unlimited and no document mask for gpt2, window_unit tokens or blocks for speedrun",
+            "window_unit unlimited and no document mask for gpt2, any other window_unit for speedrun",
             f"{self.model.architecture}, window_unit {self.attention.window_unit},"
             f" document_mask {str(self.attention.document_mask).lower()}",
             "change model.architecture or the attention settings",

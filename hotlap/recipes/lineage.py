@@ -152,6 +152,7 @@ _add(
     {
         "model.values": "mirrored",
         "model.value_mix": "pair",
+        "attention.window_unit": "tokens-and-blocks",
         "optim.clip_norm": 0.0,
         "optim.muon.momentum_form": "lerp",
         "optim.muon.communication": "overlapped",
