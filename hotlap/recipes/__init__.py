@@ -50,9 +50,15 @@ def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) ->
     """The full configuration of a recipe at a size, with `changes` applied by dotted name.
 
     If `changes` sets the number of steps, the recipe's step counts (warmup, cooldown) scale in proportion.
+    Settings of the recipe that contradict `changes` give way.
     """
     scale, base = find_size(size), find_recipe(recipe)
-    changes = {**base.at_size.get(size, {}), **(changes or {})}
+    asked = dict(changes or {})
+    if asked.get("data.order") == "shuffled":
+        asked.setdefault("data.tail", "carry")
+    if "checkpoint.every_minutes" in asked:
+        asked.setdefault("checkpoint.end_only_from_ranks", 0)
+    changes = {**base.at_size.get(size, {}), **asked}
     if "schedule.steps" in changes:
         scale = replace(scale, steps=changes["schedule.steps"])
     return updated(scale.apply(base.config), {"recipe": recipe, "size": size, **changes})
