@@ -201,6 +201,26 @@ def test_zero_initialised_parts_make_the_first_loss_that_of_a_uniform_guess():
     assert loss.item() == pytest.approx(np.log(512), abs=1e-5)
 
 
+def test_weights_start_as_published():
+    model = make_model(resolve("softcap", "pico"))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("head.weight", ".out.weight")):
+            assert not parameter.any(), name
+        elif name.endswith("residual_mix"):
+            assert parameter.tolist() == [1, 0], name
+        elif name.endswith("value_mix"):
+            assert parameter.tolist() == [0.5, 0.5], name
+        elif name == "skip_weights":
+            assert parameter.tolist() == [1] * len(parameter)
+        elif "embed" in name:
+            assert parameter.std().item() == pytest.approx(1, abs=0.05), name
+        else:  # uniform up to 1/√fan_in
+            assert name.startswith("blocks."), name
+            bound = parameter.size(1) ** -0.5
+            assert parameter.abs().max().item() == pytest.approx(bound, rel=0.01), name
+            assert parameter.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
+
+
 def test_padding_ids_take_part_in_the_loss_but_not_in_the_logits():
     config = ModelConfig(num_layers=2, width=32, num_heads=2, vocab_size=100, vocab_multiple=128)
     model = build_model(config, max_tokens=128)
