@@ -24,6 +24,8 @@ import torch
 
 from hotlap.errors import DeviceError
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroups v2: "quota period", both in microseconds
 
@@ -183,6 +185,17 @@ def tune_malloc() -> None:
         mallopt(M_MMAP_MAX, 0)
         # -1 disables trimming. The largest threshold is 2 GiB, and large models free more than that.
         mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def use_expandable_segments() -> None:
+    """Let the CUDA allocator grow its segments, as the records did, unless the user has configured it.
+
+    It reads its configuration once, when CUDA is initialized. Releases of torch before 2.9 know only the name
+    with CUDA in it. Later ones know both, so a user's setting under one name must not meet ours under the
+    other.
+    """
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        os.environ.update(dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True"))
 
 
 def device_name(device: torch.device) -> str:

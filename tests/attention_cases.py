@@ -1,7 +1,6 @@
 """Masks and tensors that several attention tests share, and the one measure of error they all use."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from hypothesis import strategies as st
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from hotlap.attention import Backend
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.mask import Mask
+from hotlap.attention.mask import WINDOW_UNITS, Mask, WindowUnit
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Case:
     num_tokens: int
     document_starts: tuple[int, ...] = ()  # besides token 0
     window: int = 4
-    unit: Literal["tokens", "blocks"] = "blocks"
+    unit: WindowUnit = "blocks"
     heads: tuple[int, int] = (2, 2)  # query heads, key/value heads
     head_dim: int = 32
 
@@ -54,6 +53,10 @@ CASES = [
     Case(700, (128, 256), window=1792, unit="tokens", heads=(6, 1)),
     Case(512, window=1, unit="tokens"),
     Case(384, (383,), window=100, unit="tokens"),
+    Case(1024, window=64, unit="tokens-and-blocks"),
+    Case(1000, (301, 640), window=192, unit="tokens-and-blocks", heads=(6, 2)),
+    Case(700, window=256, unit="tokens-and-blocks", head_dim=64),
+    Case(384, (130,), window=1, unit="tokens-and-blocks"),
 ]
 
 
@@ -69,6 +72,7 @@ LONG_CASES = [
     Case(4096, window=1792, unit="tokens", heads=(1, 1), head_dim=128),
     Case(4001, MANY[:-1], window=1792, unit="tokens", heads=(3, 1)),
     Case(4096, (512, 3000), window=448, unit="tokens", heads=(6, 1)),
+    Case(4096, (512, 3000), window=448, unit="tokens-and-blocks", heads=(6, 1)),
 ]
 
 
@@ -76,15 +80,13 @@ LONG_CASES = [
 def random_cases(draw: st.DrawFn) -> Case:
     num_tokens = draw(st.integers(1, 500))
     starts = draw(st.sets(st.integers(0, num_tokens - 1), max_size=draw(st.sampled_from([0, 3, 60]))))
-    unit = draw(st.sampled_from(["tokens", "blocks"]))
-    window = draw(st.integers(1, 800 if unit == "tokens" else 6))
+    unit = draw(st.sampled_from(WINDOW_UNITS))
+    window = draw(st.integers(1, 6 if unit == "blocks" else 800))
     heads = draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2)]))
     return Case(num_tokens, tuple(sorted(starts)), window, unit, heads, head_dim=8)
 
 
-def make_mask(
-    num_tokens: int, document_starts: tuple[int, ...], window: int, unit: Literal["tokens", "blocks"]
-) -> Mask:
+def make_mask(num_tokens: int, document_starts: tuple[int, ...], window: int, unit: WindowUnit) -> Mask:
     documents = torch.zeros(num_tokens, dtype=torch.int32)
     documents[list(document_starts)] = 1
     return Mask(documents.cumsum(0, dtype=torch.int32), torch.tensor(window, dtype=torch.int32), unit)

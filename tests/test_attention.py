@@ -60,7 +60,7 @@ def test_blocked_agrees_with_dense_on_random_documents(case: Case, budget: int) 
         assert (ours - oracle).abs().max() < 5 * TOLERANCE * max(1.0, oracle.abs().max().item())
 
 
-@pytest.mark.parametrize("unit, window", [("blocks", 1), ("tokens", 100)])
+@pytest.mark.parametrize("unit, window", [("blocks", 1), ("tokens", 100), ("tokens-and-blocks", 100)])
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_gradcheck(unit, window, budget) -> None:
     mask = make_mask(150, (40, 139), window, unit)

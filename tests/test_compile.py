@@ -13,14 +13,14 @@ from hotlap.attention.flex import FlexBackend
 from hotlap.distributed.process_group import Distributed, process_group
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CompileError
-from hotlap.kernels import Installed, Part
+from hotlap.kernels import Installed, Part, choose_backend
 from hotlap.model import GPT
-from hotlap.recipes import resolve
+from hotlap.recipes import RECIPES, resolve
 from hotlap.runs.recorder import Recorder
 from hotlap.settings import updated
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, warm_up
+from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, tunes_kernels, warm_up
 from hotlap.train.lap import build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.masking import Masking
@@ -33,11 +33,18 @@ from tests.training import pico
 
 # Five sequences a step: fewer than a micro-batch may hold, and not a multiple of one.
 @pytest.mark.parametrize("micro_sequences", [16, 3])
+@pytest.mark.parametrize("validation_tokens", [None, 256, 1024])
 def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
-    tiny_data, monkeypatch, micro_sequences
+    tiny_data, monkeypatch, micro_sequences, validation_tokens
 ):
     monkeypatch.setattr(Trainer, "_sample", lambda _: None)
-    config = pico(tiny_data, 1, batch__tokens_per_step=5 * 512, batch__micro_sequences=micro_sequences)
+    config = pico(
+        tiny_data,
+        1,
+        batch__tokens_per_step=5 * 512,
+        batch__micro_sequences=micro_sequences,
+        evaluation__validation_sequence_tokens=validation_tokens,
+    )
     clock, calls = Clock(), set()
     with process_group("cpu") as distributed:
         lap = build_lap(config, tiny_data, distributed, clock)
@@ -52,6 +59,7 @@ def test_the_warm_up_sees_the_shapes_of_training_and_validation_and_no_others(
     Trainer(lap, TrainingProgress(), clock, Recorder(), snapshots, StopRequest()).run()
     lap.data.loader.close()
     assert warmed_up == calls
+    assert (validation_tokens or 512, False) in calls
 
 
 @pytest.mark.parametrize(("steps", "mode"), [(10, "off"), (10**7, "block")])
@@ -76,6 +84,46 @@ def test_blocks_with_kernels_are_not_compiled(kernel, mode):
     installed = Installed((Part("MLP of layers 0-3", kernel, ""), Part("loss", "C")))
     choice = choose_mode(config, torch.device("cpu"), torch.float32, num_threads=2, installed=installed)
     assert choice.mode == mode
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_on_cuda_model_and_masks_are_one_graph_unless_told_otherwise(recipe):
+    cuda = torch.device("cuda")
+    choice = choose_mode(resolve(recipe, "small"), cuda, torch.bfloat16, 1, Installed(()))
+    assert choice.mode == "model"
+    batch_loss = BatchLoss(make_model(resolve(recipe, "pico")), make_masking(resolve(recipe, "pico")))
+    batch_loss.masking.backend = choose_backend("auto", cuda)
+    with patch.object(torch.nn.Module, "compile", autospec=True) as compiled:
+        apply_compile(batch_loss, choice.mode, coordinate_descent=False)
+    compiled.assert_called_once_with(batch_loss, dynamic=False, fullgraph=True)
+
+
+def test_kernels_are_tuned_on_cuda_only_and_if_the_recipe_says_so(tiny_data):
+    tuned, plain = resolve("softcap", "small"), resolve("sparse-value-embeds", "small")
+    assert tunes_kernels(tuned, torch.device("cuda"))
+    assert not tunes_kernels(plain, torch.device("cuda"))
+    assert not tunes_kernels(tuned, torch.device("cpu"))
+    with (
+        process_group("cpu") as alone,
+        patch("hotlap.train.lap.apply_compile") as applied,
+        patch("hotlap.train.lap.warm_up"),
+    ):
+        lap = build_lap(pico(tiny_data, 1, runtime__compile="block"), tiny_data, alone, Clock())
+    lap.data.loader.close()
+    assert lap.config.runtime.coordinate_descent
+    applied.assert_called_once_with(lap.batch_loss, "block", coordinate_descent=False)
+
+
+def test_tuning_is_switched_on_in_the_compiler(monkeypatch):
+    settings = torch._inductor.config
+    monkeypatch.setattr(settings, "coordinate_descent_tuning", False)
+    config = resolve("softcap", "pico")
+    batch_loss = BatchLoss(make_model(config), make_masking(config))
+    apply_compile(batch_loss, "block", coordinate_descent=False)
+    assert not settings.coordinate_descent_tuning
+    apply_compile(batch_loss, "block", coordinate_descent=True)
+    assert settings.coordinate_descent_tuning
+    assert not settings.max_autotune
 
 
 def mode_chosen(rank, world_size, data):

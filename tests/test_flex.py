@@ -25,7 +25,14 @@ def test_forward_agrees_with_dense(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit, windows", [("blocks", range(1, 11)), ("tokens", range(64, 1264, 120))])
+@pytest.mark.parametrize(
+    "unit, windows",
+    [
+        ("blocks", range(1, 11)),
+        ("tokens", range(64, 1264, 120)),
+        ("tokens-and-blocks", range(64, 1264, 120)),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_forward_follows_the_block_lists_and_never_recompiles(unit, windows) -> None:
     # Only the compiled kernel skips the blocks that are not listed; the plain one looks at the mask alone.

@@ -10,6 +10,7 @@ import torch
 
 from hotlap import hardware
 from hotlap.errors import DeviceError
+from hotlap.train.run import open_device
 
 CPU = torch.device("cpu")
 WITH_AMX = "flags\t\t: fpu avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n"
@@ -186,6 +187,80 @@ def test_a_container_s_share_of_the_cores_is_what_it_may_use(monkeypatch, tmp_pa
     monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: range(32), raising=False)
     monkeypatch.setattr(hardware.psutil, "cpu_count", lambda **_: 32)
     assert hardware.usable_cores() == cores
+
+
+# The order is the run's own: the allocator reads its configuration once, when the device is opened.
+ALLOCATOR_OF_A_RUN = """
+import contextlib, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from hotlap.recipes import resolve
+from hotlap.settings import updated
+from hotlap.train import run
+
+class Opened(Exception):
+    pass
+
+def opened(device):
+    print(torch._C._accelerator_getAllocatorSettings())
+    print(*(f"{name}={value}" for name, value in os.environ.items() if name.endswith("ALLOC_CONF")))
+    raise Opened
+
+torch.cuda.device_count = lambda: 1
+run.select_device = torch.device
+run.process_group = lambda device: contextlib.nullcontext(SimpleNamespace(device=torch.device(device)))
+run.open_device = opened
+try:
+    config = updated(resolve("softcap", "pico"), {"runtime.device": sys.argv[1]})
+    run.run(config, run.RunOptions(Path("."), None), None)
+except Opened:
+    pass
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
+    reason="this release of torch does not tell its allocator's settings",
+)
+@pytest.mark.parametrize(
+    ("device", "given", "settings"),
+    [
+        ("cuda", {}, "expandable_segments:True"),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ("cpu", {}, ""),
+    ],
+)
+def test_the_allocator_is_configured_before_cuda_is_opened_unless_the_user_did(device, given, settings):
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
+    child = subprocess.run(
+        [sys.executable, "-c", ALLOCATOR_OF_A_RUN, device],
+        env={**environment, **given},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    found, variables = child.stdout.splitlines()
+    assert found == settings
+    both = {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings} if settings else {}
+    assert dict(pair.split("=") for pair in variables.split()) == (given or both)
+
+
+def test_opening_a_device_runs_a_backward_on_it(monkeypatch):
+    made, empty = [], torch.empty
+
+    def empty_on_the_cpu(*size, device, **options):
+        made.append((device, empty(*size, **options)))
+        return made[-1][1]
+
+    monkeypatch.setattr(torch, "empty", empty_on_the_cpu)
+    open_device(CPU)
+    assert not made
+    open_device(torch.device("cuda", 1))
+    ((device, tensor),) = made
+    assert device == torch.device("cuda", 1)
+    assert tensor.grad is not None
 
 
 def test_measured_rate_is_that_of_a_matrix_product():

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotlap.attention.dense import visible_pairs
-from hotlap.attention.mask import Mask, block_lists, document_ids, first_visible_keys, previous_tokens
+from hotlap.attention.mask import (
+    WINDOW_UNITS,
+    Mask,
+    block_lists,
+    document_ids,
+    first_visible_keys,
+    previous_tokens,
+)
 from tests.attention_cases import CASES, Case
 
 
@@ -18,8 +25,8 @@ def masks(draw: st.DrawFn) -> Mask:
     if draw(st.booleans()):  # long documents: full blocks appear
         starts = [start and position % 13 == 0 for position, start in enumerate(starts)]
     documents = torch.tensor(starts).cumsum(0, dtype=torch.int32)
-    unit = draw(st.sampled_from(["tokens", "blocks"]))
-    window = torch.tensor(draw(st.integers(1, 40 if unit == "tokens" else 13)), dtype=torch.int32)
+    unit = draw(st.sampled_from(WINDOW_UNITS))
+    window = torch.tensor(draw(st.integers(1, 13 if unit == "blocks" else 40)), dtype=torch.int32)
     return Mask(documents, window, unit, block_size)
 
 

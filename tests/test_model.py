@@ -66,7 +66,8 @@ def published_tokens() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['recipe']}-{case['window']}")
 def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_name, fused):
     tiny = {"model.width": 32, "model.num_heads": 2, "model.vocab_size": 200, "model.vocab_multiple": 1}
-    model = build_model(updated(resolve(case["recipe"], "small"), tiny).model, max_tokens=1024)
+    config = updated(resolve(case["recipe"], "small"), tiny)
+    model = build_model(config.model, max_tokens=1024)
     parameters = dict(model.named_parameters())
     given = {our_name(name): entry for name, entry in case["parameters"].items()}
     assert set(given) == set(parameters)
@@ -79,7 +80,8 @@ def test_loss_and_gradients_are_those_of_the_published_programs(case, backend_na
 
     tokens, targets = published_tokens()
     window = torch.tensor(case["window"], dtype=torch.int32)
-    mask = Mask(document_ids(tokens, end_of_text=7), window, case["window_unit"])
+    mask = Mask(document_ids(tokens, end_of_text=7), window, config.attention.window_unit)
+    assert case["window_unit"] == ("blocks" if mask.unit == "blocks" else "tokens")
     backend = choose_backend(backend_name, "cpu")
     if fused:
         installed = install(model, backend=backend, tokens=len(tokens))
@@ -160,7 +162,7 @@ PINNED = {
     "flex-attention": 4.9391657,
     "window-warmup": 4.9248151,
     "value-embeds": 4.9226237,
-    "unet-value-embeds": 4.9231124,
+    "unet-value-embeds": 4.9218284,
     "block-window": 4.9223181,
     "sparse-value-embeds": 4.9234545,
     "softcap": 4.9252927,
@@ -197,6 +199,26 @@ def test_zero_initialised_parts_make_the_first_loss_that_of_a_uniform_guess():
     tokens, targets = made_up_tokens(512, 512)
     loss = make_model(config)(tokens, targets, make_masking(config).plans(tokens, None))
     assert loss.item() == pytest.approx(np.log(512), abs=1e-5)
+
+
+def test_weights_start_as_published():
+    model = make_model(resolve("softcap", "pico"))
+    for name, parameter in model.named_parameters():
+        if name.endswith(("head.weight", ".out.weight")):
+            assert not parameter.any(), name
+        elif name.endswith("residual_mix"):
+            assert parameter.tolist() == [1, 0], name
+        elif name.endswith("value_mix"):
+            assert parameter.tolist() == [0.5, 0.5], name
+        elif name == "skip_weights":
+            assert parameter.tolist() == [1] * len(parameter)
+        elif "embed" in name:
+            assert parameter.std().item() == pytest.approx(1, abs=0.05), name
+        else:  # uniform up to 1/√fan_in
+            assert name.startswith("blocks."), name
+            bound = parameter.size(1) ** -0.5
+            assert parameter.abs().max().item() == pytest.approx(bound, rel=0.01), name
+            assert parameter.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
 
 
 def test_padding_ids_take_part_in_the_loss_but_not_in_the_logits():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hotlap.recipes import RECIPES, SIZES, resolve
-from hotlap.settings import diff
+from hotlap.settings import diff, updated
 
 # name: (date, minutes, val loss, steps, cooldown steps, cooldown fraction)
 RUNS = {
@@ -42,6 +42,17 @@ MODELS = {
     "block-window": (30, MIRRORED, "pair", (), "full", 10000, False),
     "sparse-value-embeds": (30, OUTER, "pair", (7,), "half", 1024, False),
     "softcap": (15, OUTER, "pair", (7,), "half", 1024, True),
+}
+
+
+WINDOW_UNITS = {
+    "flex-attention": "tokens",
+    "window-warmup": "tokens",
+    "value-embeds": "tokens",
+    "unet-value-embeds": "tokens-and-blocks",
+    "block-window": "blocks",
+    "sparse-value-embeds": "blocks",
+    "softcap": "blocks",
 }
 
 
@@ -118,8 +129,7 @@ def test_published_batches_and_validation(name):
     assert (config.evaluation.every_steps, config.evaluation.tokens) == (125, 10_485_760)
     assert (config.data.source, config.data.tokenizer, config.data.order) == ("fineweb", "gpt2", "stream")
     assert config.attention.block_size == 128
-    blocks = ("block-window", "sparse-value-embeds", "softcap")
-    assert config.attention.window_unit == ("blocks" if name in blocks else "tokens")
+    assert config.attention.window_unit == WINDOW_UNITS[name]
 
 
 DIFFS = {
@@ -137,10 +147,12 @@ DIFFS = {
     "unet-value-embeds": {
         "model.values",
         "model.value_mix",
+        "attention.window_unit",
         "optim.clip_norm",
         "optim.muon.momentum_form",
         "optim.muon.communication",
         "schedule.steps",
+        "data.tail",
     },
     "block-window": {
         "model.value_tables",
@@ -164,6 +176,7 @@ DIFFS = {
         "schedule.window_start_tokens",
         "schedule.window_end_tokens",
         "schedule.window_offset_tokens",
+        "runtime.coordinate_descent",
     },
 }
 
@@ -184,9 +197,44 @@ def test_any_recipe_resolves_at_any_size(name, size):
     assert config.model.width == own.get("model.width", SIZES[size].width)
 
 
-def test_small_leaves_a_recipe_as_it_is():
+def test_small_leaves_a_recipe_as_it_is_but_for_what_it_changes_there():
     for name, recipe in RECIPES.items():
-        assert resolve(name, "small") == recipe.config
+        assert resolve(name, "small") == updated(recipe.config, recipe.at_size.get("small", {}))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_loaders_compilers_and_checkpoints(name):
+    config = resolve(name, "small")
+    before_the_rule = ("flex-attention", "window-warmup", "value-embeds")
+    assert config.data.tail == ("carry" if name in before_the_rule else "drop")
+    assert config.runtime.coordinate_descent == (name == "softcap")
+    # The last two saved nothing during a run on their 8 GPUs. With fewer a run takes longer and is kept safe.
+    none_during_run = name in ("sparse-value-embeds", "softcap")
+    assert config.checkpoint.minutes_between(world_size=8) == (0 if none_during_run else 10)
+    assert config.checkpoint.minutes_between(world_size=7) == 10
+    for size in ("pico", "nano", "medium"):
+        assert resolve(name, size).checkpoint.minutes_between(world_size=8) == 10
+
+
+def test_the_records_rules_give_way_to_what_is_asked_for():
+    assert resolve("softcap", "small", {"data.order": "shuffled"}).data.tail == "carry"
+    often = resolve("softcap", "small", {"checkpoint.every_minutes": 5.0})
+    assert often.checkpoint.minutes_between(world_size=8) == 5
+
+
+@pytest.mark.parametrize(
+    "changes, world_size, words",
+    [
+        ({}, 1, "every 10 minutes and at the end"),
+        ({}, 8, "at the end only, as the record, with 8 ranks or more"),
+        ({"checkpoint.every_minutes": 2.5}, 8, "every 2.5 minutes and at the end"),
+        ({"checkpoint.every_minutes": 0.0}, 1, "at the end only"),
+        ({"checkpoint.every_steps": 50}, 1, "every 50 steps, every 10 minutes and at the end"),
+        ({"checkpoint.every_steps": 50}, 8, "every 50 steps and at the end"),
+    ],
+)
+def test_when_a_run_is_saved_is_told_in_words(changes, world_size, words):
+    assert resolve("softcap", "small", changes).checkpoint.describe(world_size) == words
 
 
 def test_what_a_recipe_changes_at_a_size_gives_way_to_what_is_asked_for():

@@ -69,6 +69,7 @@ WINDOWED = [
     ("flex-attention", {"schedule.window_start_tokens": 192, "schedule.window_end_tokens": 192}),
     ("flex-attention", {"model.num_kv_heads": 1, "schedule.window_start_tokens": 64}),
     ("unet-value-embeds", {}),
+    ("unet-value-embeds", {"schedule.window_start_tokens": 192, "schedule.window_end_tokens": 192}),
     ("softcap", {}),
     ("softcap", {"schedule.window_end_tokens": 128}),
     ("softcap", {"model.bigram_rows": 512}),
@@ -106,9 +107,16 @@ def test_uncached_logits_are_those_of_the_plain_mask():
 
 
 @pytest.mark.parametrize("document_mask", [True, False])
-@pytest.mark.parametrize("changes", [{}, {"model.bigram_rows": 512}])
-def test_reading_sees_what_training_sees(changes, document_mask):
-    config = tiny("softcap", **{"attention.document_mask": document_mask, **changes})
+@pytest.mark.parametrize(
+    "recipe, changes",
+    [
+        ("softcap", {}),
+        ("softcap", {"model.bigram_rows": 512}),
+        ("unet-value-embeds", {"schedule.window_end_tokens": 64}),
+    ],
+)
+def test_reading_sees_what_training_sees(recipe, changes, document_mask):
+    config = tiny(recipe, **{"attention.document_mask": document_mask, **changes})
     model = randomised(config)
     tokens = text_of(200, ends=(30, 90))
     masking = Masking(config, DenseBackend(), END, torch.device("cpu"))

@@ -13,10 +13,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from hotlap.attention.dense import DenseBackend
 from hotlap.cli import dispatch
 from hotlap.commands.train import leave_at_once
 from hotlap.config import ModelConfig
 from hotlap.distributed.process_group import process_group
+from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
 from hotlap.inference.generate import sample_text
 from hotlap.kernels import choose_backend
@@ -24,14 +26,18 @@ from hotlap.model.layers import Matrix
 from hotlap.recipes import RECIPES, resolve
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
+from hotlap.runs.recorder import Recorder
 from hotlap.settings import updated
+from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import PHASES, Clock
-from hotlap.train.evaluation import Evaluation
-from hotlap.train.lap import build_lap
+from hotlap.train.evaluation import Evaluation, evaluate
+from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
+from hotlap.train.masking import Masking
 from hotlap.train.run import RunOptions, check_ranks, run
-from hotlap.train.snapshot import restore
+from hotlap.train.snapshot import Snapshots, TrainingProgress, restore
 from tests.kernels_here import needs_kernels
+from tests.trained_run import in_process
 from tests.training import assert_one_curve, final_weights, losses, pico, train
 
 
@@ -44,6 +50,7 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 4, 4 * 2048)
     assert summary["seconds"]["training"] > 0
     assert summary["seconds"]["validation"] > 0
+    assert summary["peak_memory_mib"] > 0
     entries = directory.read_metrics().lines
     samples = [line for line in entries if line["kind"] == "sample"]
     assert [line["step"] for line in samples] == [2, 4]
@@ -60,6 +67,7 @@ def test_a_run_leaves_the_files_that_it_promises(tiny_data, tmp_path):
     ]
     assert lines[-1]["val_loss"] < lines[0]["val_loss"]
     assert lines[-1]["val_bpb"] > 0
+    assert all(line["memory_mib"] > 0 for line in lines if line["kind"] == "train")
     environment = directory.read_environment()
     assert environment["attention_backend"] == choose_backend("auto", "cpu").name
     assert environment["data"]["train_tokens"] > 0
@@ -83,8 +91,10 @@ def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
         "dropped per epoch",
         "left out",
         "cpu",
+        "checkpoint every 10 minutes and at the end",
     ):
         assert part in header
+    assert "in sequences of" not in header  # validation sequences are as long as those of training
 
 
 class SwiGLU(nn.Module):
@@ -366,6 +376,55 @@ def test_the_window_follows_the_schedule_in_training_and_validation(tiny_data, t
     assert [windows["validation", step] for step in (0, 3, 6)] == [128, 128, 256]
 
 
+class ValidatingAgain(Recorder):
+    """Repeats each validation with the dense reference, with the window of its step and of the one before."""
+
+    def __init__(self, lap: Lap) -> None:
+        self.lap = lap
+        self.losses: list[tuple[float, float, float]] = []
+
+    def validated(self, record):
+        masking = Masking(self.lap.config, DenseBackend(), self.lap.data.end_of_text, torch.device("cpu"))
+        again = []
+        for step in (record["step"], max(0, record["step"] - 1)):
+            masking.set_step(step)
+            again.append(evaluate(BatchLoss(self.lap.model, masking), self.lap.data.validation, None).loss)
+        self.losses.append((record["val_loss"], *again))
+
+
+def test_a_validation_sees_the_window_of_its_step(tiny_data):
+    # 64 + 192·x tokens: each of the three steps has a window of its own.
+    config = pico(tiny_data, 3, "window-warmup", evaluation__every_steps=1)
+    with process_group("cpu") as alone:
+        lap = build_lap(config, tiny_data, alone, Clock())
+    for parameter in lap.model.parameters():
+        if not parameter.any():  # as built, attention would contribute nothing
+            nn.init.normal_(parameter, std=0.1)
+    recorder, start = ValidatingAgain(lap), TrainingProgress()
+    snapshots = Snapshots(None, config.checkpoint, start)
+    Trainer(lap, start, Clock(), recorder, snapshots, StopRequest()).run()
+    lap.data.loader.close()
+    assert len(recorder.losses) == 4
+    for step, (recorded, with_its_window, with_the_one_before) in enumerate(recorder.losses):
+        assert recorded == pytest.approx(with_its_window, rel=1e-6)
+        assert step == 0 or recorded != pytest.approx(with_the_one_before, rel=1e-5)
+
+
+@pytest.mark.parametrize(("recipe", "tokens"), [("softcap", 1024), ("softcap", 128), ("adamw", 256)])
+def test_validation_sequences_may_be_longer_or_shorter_than_those_of_training(
+    tiny_data, tmp_path, capsys, recipe, tokens
+):
+    changes = {"evaluation__tokens": 2048, "evaluation__validation_sequence_tokens": tokens}
+    result = train(pico(tiny_data, 2, recipe, **changes), tmp_path, "run")
+    validation = result.lap.data.validation
+    assert [batch.inputs.shape[1] for batch in validation] == [tokens] * (2048 // tokens)
+    assert f"2,048 tokens in sequences of {tokens:,}," in (tmp_path / "run" / "log.txt").read_text()
+    # The command reads the run's configuration, and builds the model anew.
+    command = ["eval", str(tmp_path / "run"), "--device", "cpu", "--tokens", "2048", "--json"]
+    (evaluated,) = json.loads(in_process(capsys, *command).stdout)["sources"]
+    assert evaluated["loss"] == pytest.approx(result.summary["val_loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_trains(tiny_data, tmp_path, recipe):
     train(pico(tiny_data, 8, recipe), tmp_path, "run")
@@ -563,3 +622,7 @@ def test_a_save_is_due_by_the_clock_too(tiny_data, tmp_path):
     assert list(store.stored(tmp_path / "often" / "checkpoints")) == [1, 2, 3]
     train(pico(tiny_data, 3, **{**often, "checkpoint__every_minutes": 0}), tmp_path, "never")
     assert list(store.stored(tmp_path / "never" / "checkpoints")) == [3]
+    for ranks, saved in ((1, [3]), (2, [1, 2, 3])):
+        config = pico(tiny_data, 3, **often, checkpoint__end_only_from_ranks=ranks)
+        train(config, tmp_path, f"end-only-from-{ranks}")
+        assert list(store.stored(tmp_path / f"end-only-from-{ranks}" / "checkpoints")) == saved

@@ -132,7 +132,7 @@ def check_attention(made: Subject) -> Finding:
     for dtype, head_dim in ((torch.bfloat16, 128), (torch.float32, 64)):
         if dtype == torch.bfloat16 and not has_native_bf16(made.device):
             continue
-        for window, unit in ((3, "blocks"), (200, "tokens")):
+        for window, unit in ((3, "blocks"), (200, "tokens"), (200, "tokens-and-blocks")):
             error = attention_error(backend, made.device, dtype, head_dim, window, unit)
             errors[f"{dtype} × {head_dim}, window of {window} {unit}".removeprefix("torch.")] = (
                 error,

@@ -20,10 +20,13 @@ def visible_pairs(mask: Mask) -> Tensor:
     query, key = positions[:, None], positions[None, :]
     causal = key <= query
     same_document = mask.documents[:, None] == mask.documents[None, :]
+    blocks_apart = query // mask.block_size - key // mask.block_size
     if mask.unit == "tokens":
         in_window = query - key < mask.window
+    elif mask.unit == "blocks":
+        in_window = blocks_apart < mask.window
     else:
-        in_window = query // mask.block_size - key // mask.block_size < mask.window
+        in_window = (query - key < mask.window) & (blocks_apart < (mask.window / mask.block_size).ceil())
     return causal & same_document & in_window
 
 

@@ -20,14 +20,16 @@ from hotlap.attention.mask import Mask, block_lists
 def visible(mask: Mask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The mask as a `mask_mod` of flex_attention: a function of batch, head, query and key."""
 
+    window_blocks = mask.window_blocks if mask.limits_blocks else None
+
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
-        same_document = mask.documents[query] == mask.documents[key]
-        if mask.unit == "tokens":
-            in_window = query - key < mask.window
-        else:
-            in_window = query // mask.block_size - key // mask.block_size < mask.window
-        return (key <= query) & same_document & in_window
+        seen = (key <= query) & (mask.documents[query] == mask.documents[key])
+        if mask.limits_tokens:
+            seen = seen & (query - key < mask.window)
+        if window_blocks is not None:
+            seen = seen & (query // mask.block_size - key // mask.block_size < window_blocks)
+        return seen
 
     return mask_mod
 

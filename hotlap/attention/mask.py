@@ -1,4 +1,4 @@
-"""Which keys a query sees, as data: a document id per token and a window, in tokens or in blocks.
+"""Which keys a query sees, as data: a document id per token and a window, in tokens, blocks or both.
 
 Every attention backend takes the same `Mask`. Nothing here materializes a T×T tensor or
 synchronizes with the device. The window is a tensor, so changing it does not trigger recompilation.
@@ -7,11 +7,14 @@ Shapes: T tokens, N = ⌈T / block_size⌉ blocks.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+WindowUnit = Literal["tokens", "blocks", "tokens-and-blocks"]
+WINDOW_UNITS: tuple[WindowUnit, ...] = get_args(WindowUnit)
 
 BLOCK_TOKENS = 128
 NO_TOKEN = -1  # not a token id
@@ -31,11 +34,22 @@ class Mask:
           7                   # #
           9                   # #   # #
           d                         # # # #   # #
+
+    In tokens and blocks, a window in tokens also limits the blocks: q − k < window and
+    block of q − block of k < ⌈window / block_size⌉. A query early in its block then sees fewer keys
+    than the window holds. Example with a window of 6 tokens, which are 2 blocks (. in the window of
+    6 tokens, but not in the 2 blocks):
+
+        query   0 1 2 3   4 5 6 7   8 9 a b   c d e f
+          7         # #   # # # #
+          8           .   # # # #   #
+          b                   # #   # # # #
+          c                     .   # # # #   #
     """
 
     documents: Tensor  # (T,) int32, non-decreasing: the tokens of a document are contiguous
-    window: Tensor  # () int32, at least 1, on the same device
-    unit: Literal["tokens", "blocks"]
+    window: Tensor  # () int32, at least 1, on the same device; in blocks if `unit` is blocks, else tokens
+    unit: WindowUnit
     block_size: int = BLOCK_TOKENS
 
     def __post_init__(self) -> None:
@@ -46,11 +60,27 @@ class Mask:
         assert window.ndim == 0, f"the window must be a 0-dim tensor, got shape {tuple(window.shape)}"
         assert window.dtype == torch.int32, f"the window must be int32, got {window.dtype}"
         assert window.device == documents.device, f"window on {window.device}, not {documents.device}"
-        assert self.unit in ("tokens", "blocks"), f"unknown window unit {self.unit!r}"
+        assert self.unit in WINDOW_UNITS, f"unknown window unit {self.unit!r}"
         # Checked only on the CPU: reading values from an accelerator would synchronize with it.
         if documents.device.type == "cpu" and not torch.compiler.is_compiling():
             assert int(window) >= 1, f"a window of {int(window)} hides a query from itself"
             assert bool((documents.diff() >= 0).all()), "document ids must not decrease"
+
+    @property
+    def limits_tokens(self) -> bool:
+        return self.unit != "blocks"
+
+    @property
+    def limits_blocks(self) -> bool:
+        return self.unit != "tokens"
+
+    @property
+    def window_blocks(self) -> Tensor:
+        """() int32: the window in blocks, rounded up to whole ones. Only if `limits_blocks`."""
+        assert self.limits_blocks, "a window in tokens alone has no limit in blocks"
+        if self.unit == "blocks":
+            return self.window
+        return (self.window + self.block_size - 1) // self.block_size
 
 
 class BlockLists(NamedTuple):
@@ -91,12 +121,13 @@ def first_visible_keys(mask: Mask) -> Tensor:
     """
     documents = mask.documents
     positions = torch.arange(len(documents), device=documents.device, dtype=torch.int32)
-    document_starts = torch.searchsorted(documents, documents, out_int32=True)
-    if mask.unit == "tokens":
-        window_starts = positions - mask.window + 1
-    else:
-        window_starts = (positions // mask.block_size - mask.window + 1) * mask.block_size
-    return torch.maximum(document_starts, window_starts).to(torch.int32)
+    first = torch.searchsorted(documents, documents, out_int32=True)  # of the query's document
+    if mask.limits_tokens:
+        first = torch.maximum(first, positions - mask.window + 1)
+    if mask.limits_blocks:
+        first_block = positions // mask.block_size - mask.window_blocks + 1
+        first = torch.maximum(first, first_block * mask.block_size)
+    return first.to(torch.int32)
 
 
 def block_lists(mask: Mask) -> BlockLists:
@@ -115,15 +146,16 @@ def block_lists(mask: Mask) -> BlockLists:
     last_N = mask.documents[((blocks + 1) * size - 1).clamp(max=total - 1)]
     distance = blocks[:, None] - blocks[None, :]  # (N, N), in blocks, rows are query blocks
 
-    if mask.unit == "tokens":
-        nearest_in_window = distance * size - (size - 1) < mask.window
-        farthest_in_window = distance * size + (size - 1) < mask.window
-    else:
-        nearest_in_window = farthest_in_window = distance < mask.window
-    filled = (blocks + 1) * size <= total
     before = distance > 0
-    visible = (distance == 0) | (before & (last_N[None, :] == first_N[:, None]) & nearest_in_window)
-    full = before & (first_N[None, :] == last_N[:, None]) & farthest_in_window & filled[:, None]
+    if mask.limits_blocks:  # the same for all pairs of tokens in a pair of blocks
+        before = before & (distance < mask.window_blocks)
+    nearest_in_window = farthest_in_window = before
+    if mask.limits_tokens:
+        nearest_in_window = before & (distance * size - (size - 1) < mask.window)
+        farthest_in_window = before & (distance * size + (size - 1) < mask.window)
+    filled = (blocks + 1) * size <= total
+    visible = (distance == 0) | ((last_N[None, :] == first_N[:, None]) & nearest_in_window)
+    full = (first_N[None, :] == last_N[:, None]) & farthest_in_window & filled[:, None]
     return BlockLists(*_counts_and_indices(visible & ~full), *_counts_and_indices(full))
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hotlap.attention.mask import NO_TOKEN, Mask, document_ids
+from hotlap.attention.mask import NO_TOKEN, Mask, WindowUnit, document_ids
 from hotlap.config import Config, ScheduleConfig
 
 
@@ -29,7 +29,7 @@ def window_tokens(step: int, schedule: ScheduleConfig) -> int:
 
 @dataclass(frozen=True)
 class Visibility:
-    unit: Literal["tokens", "blocks", "unlimited"]
+    unit: WindowUnit | Literal["unlimited"]
     window_tokens: int  # maximum number of visible keys; whole blocks if the unit is blocks
     block_size: int
     end_of_text: int
@@ -61,9 +61,12 @@ class Visibility:
         """First position in the window of a query, ignoring documents. May be negative."""
         if self.unit == "unlimited":
             return 0
+        first_in_tokens = position - self.window_tokens + 1
+        window_blocks = -(-self.window_tokens // self.block_size)
+        first_in_blocks = (position // self.block_size - window_blocks + 1) * self.block_size
         if self.unit == "tokens":
-            return position - self.window_tokens + 1
-        return (position // self.block_size - self.window + 1) * self.block_size
+            return first_in_tokens
+        return first_in_blocks if self.unit == "blocks" else max(first_in_tokens, first_in_blocks)
 
     def mask(self, tokens_T: Tensor, chunk_tokens: int | None = None, window: Tensor | None = None) -> Mask:
         """The mask of a sequence. With `chunk_tokens`, every multiple of it starts a document.
@@ -75,4 +78,5 @@ class Visibility:
             # Unlimited means the whole sequence, whatever its length.
             size = len(tokens_T) if self.unit == "unlimited" else self.window
             window = torch.tensor(size, dtype=torch.int32, device=tokens_T.device)
-        return Mask(documents, window, "blocks" if self.unit == "blocks" else "tokens", self.block_size)
+        unit = "tokens" if self.unit == "unlimited" else self.unit
+        return Mask(documents, window, unit, self.block_size)

@@ -102,7 +102,7 @@ def install_kernels(loaded: LoadedModel) -> Backend:
     # `auto` is flex where it is available; a model that was trained with flex can be evaluated without it.
     name = "auto" if config.attention.backend == "flex" else config.attention.backend
     backend = choose_backend(name, loaded.device, saved_bytes=0)
-    install(loaded.model, backend=backend, tokens=config.batch.sequence_tokens)
+    install(loaded.model, backend=backend, tokens=config.validation_sequence_tokens)
     return backend
 
 
@@ -116,7 +116,7 @@ def measure(loaded: LoadedModel, backend: Backend, val: TokenStream, tokens: int
     config = loaded.config
     masking = Masking(config, backend, end_of_text_of(val, config.data.tokenizer), loaded.device)
     masking.set_step(loaded.step)
-    batches = validation_batches(val, tokens, config.batch.sequence_tokens, device=loaded.device)
+    batches = validation_batches(val, tokens, config.validation_sequence_tokens, device=loaded.device)
     text_bytes = bytes_per_token(val, config.data.bytes_per_token)
     evaluation = evaluate(BatchLoss(loaded.model, masking), batches, text_bytes)
     return {

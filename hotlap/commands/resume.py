@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.recipes import check_used, resolve
+from hotlap.recipes import check_used, resolve, with_what_follows
 from hotlap.settings import diff, from_json, shown, updated
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], point: Res
     """The checkpoint's configuration with the given settings; any difference needs --allow-change."""
     saved, step = point.saved_config, point.checkpoint.step
     if args.recipe is None:
-        config = updated(saved, changes)
+        config = updated(saved, with_what_follows(changes))
     else:
         config = resolve(args.recipe, args.size or saved.size, changes)
     check_used(config, changes)

@@ -52,12 +52,16 @@ class Config:
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "`seed` in [0, 2**63)", str(self.seed), "choose another seed")
         block, sequence = self.attention.block_size, self.batch.sequence_tokens
-        require(
-            sequence % block == 0,
-            f"sequence_tokens as a multiple of block_size = {block}",
-            str(sequence),
-            f"use {max(1, sequence // block) * block}",
-        )
+        for name, tokens in (
+            ("sequence_tokens", sequence),
+            ("validation_sequence_tokens", self.validation_sequence_tokens),
+        ):
+            require(
+                tokens % block == 0,
+                f"{name} as a multiple of block_size = {block}",
+                str(tokens),
+                f"use {max(1, tokens // block) * block}",
+            )
         if self.data.order == "shuffled":
             require(
                 sequence % self.data.chunk_tokens == 0,
@@ -65,10 +69,16 @@ class Config:
                 f"{sequence} and {self.data.chunk_tokens}",
                 "change data.chunk_tokens",
             )
+            require(
+                self.data.tail == "carry",
+                "data.tail carry with data.order shuffled, which leaves no tail at the end of a shard",
+                self.data.tail,
+                "use --tail carry",
+            )
         is_gpt2, unlimited = self.model.architecture == "gpt2", self.attention.window_unit == "unlimited"
         require(
             is_gpt2 == unlimited and not (is_gpt2 and self.attention.document_mask),
-            "window_unit unlimited and no document mask for gpt2, window_unit tokens or blocks for speedrun",
+            "window_unit unlimited and no document mask for gpt2, any other window_unit for speedrun",
             f"{self.model.architecture}, window_unit {self.attention.window_unit},"
             f" document_mask {str(self.attention.document_mask).lower()}",
             "change model.architecture or the attention settings",
@@ -80,3 +90,14 @@ class Config:
                 str(self.schedule.window_multiple_tokens),
                 "change schedule.window_multiple_tokens or attention.window_unit",
             )
+        require(
+            not is_gpt2 or self.validation_sequence_tokens <= sequence,
+            f"validation_sequence_tokens of at most {sequence} for gpt2, which learns no position beyond",
+            str(self.validation_sequence_tokens),
+            "validate on sequences as long as those of training, or on shorter ones",
+        )
+
+    @property
+    def validation_sequence_tokens(self) -> int:
+        """Tokens per packed validation sequence."""
+        return self.evaluation.validation_sequence_tokens or self.batch.sequence_tokens

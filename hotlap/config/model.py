@@ -131,8 +131,10 @@ class AttentionConfig:
     backend: Literal["auto", "dense", "flex", "native", "blocked"] = setting(
         "auto", "flex on CUDA, native on a CPU with gcc, else blocked; dense is the slow reference"
     )
-    window_unit: Literal["tokens", "blocks", "unlimited"] = setting(
-        "tokens", "unit of the sliding window; unlimited: attend to all earlier tokens"
+    window_unit: Literal["tokens", "blocks", "tokens-and-blocks", "unlimited"] = setting(
+        "tokens",
+        "unit of the sliding window; tokens-and-blocks: the last `window` tokens, as far as they are in the"
+        " last ⌈window/block_size⌉ blocks; unlimited: all earlier tokens",
     )
     block_size: int = setting(128, "tokens per mask block")
     document_mask: bool = setting(True, "attend only within the same document")

@@ -38,13 +38,16 @@ class EvaluationConfig:
     tokens: int | None = setting(
         10_485_760, "validation tokens, from the start of the split; none: the whole split"
     )
+    validation_sequence_tokens: int | None = setting(
+        None, "tokens per packed validation sequence; none: as in training"
+    )
     target_loss: float | None = setting(None, "target validation loss")
     target_bpb: float | None = setting(None, "target validation bits per byte")
     stop_at_target: bool = setting(True, "end the run when the target is reached; false: run all steps")
 
     def __post_init__(self) -> None:
         require_not_negative(self, "every_steps")
-        for name in ("tokens", "target_loss", "target_bpb"):
+        for name in ("tokens", "validation_sequence_tokens", "target_loss", "target_bpb"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         require(
@@ -59,12 +62,32 @@ class EvaluationConfig:
 class CheckpointConfig:
     every_steps: int = setting(0, "steps between checkpoints; 0: by time and at the end only")
     every_minutes: float = setting(10.0, "minutes between checkpoints; 0: by step and at the end only")
+    end_only_from_ranks: int = setting(
+        0, "with at least this many ranks, ignore every_minutes; 0: whatever the number of ranks, do not"
+    )
     keep: int = setting(2, "number of newest checkpoints to keep")
     keep_best: bool = setting(True, "also keep the checkpoint with the lowest validation loss")
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "every_steps", "every_minutes")
+        require_not_negative(self, "every_steps", "every_minutes", "end_only_from_ranks")
         require_positive(self, "keep")
+
+    def minutes_between(self, world_size: int) -> float:
+        """Minutes between the checkpoints of a run with this many ranks; 0: none by the clock."""
+        end_only = 0 < self.end_only_from_ranks <= world_size
+        return 0.0 if end_only else self.every_minutes
+
+    def describe(self, world_size: int) -> str:
+        """When a run with this many ranks saves a checkpoint, in words."""
+        minutes = self.minutes_between(world_size)
+        during_run = [
+            *([f"every {self.every_steps} steps"] if self.every_steps else []),
+            *([f"every {minutes:g} minutes"] if minutes else []),
+        ]
+        if during_run:
+            return ", ".join(during_run) + " and at the end"
+        as_record = f", as the record, with {self.end_only_from_ranks} ranks or more"
+        return "at the end only" + (as_record if self.every_minutes else "")
 
 
 @dataclass(frozen=True)

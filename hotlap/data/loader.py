@@ -62,8 +62,7 @@ class Loader:
         self.chunk_tokens = chunk_tokens if order == "shuffled" else None
         self._order = make_order(stream, batch_tokens, sequence_tokens, tail, order, chunk_tokens, seed)
         self._state = self._order.align(LoaderState())
-        self._pin = self.device.type == "cuda"
-        use_thread = self._pin if prefetch is None else prefetch
+        use_thread = self.device.type == "cuda" if prefetch is None else prefetch
         self._thread = ThreadPoolExecutor(1, "loader", self._init_thread) if use_thread else None
         self._prefetched: Future[Batch] | None = None  # the batch at self._state
 
@@ -100,12 +99,7 @@ class Loader:
             batch = prefetched.result()
             self._prefetched = self._thread.submit(self._host_batch, next_state)
         self._state = next_state
-        if self.device.type == "cpu":
-            return batch
-        # torch's host allocator reuses a pinned block only after its copy to the device has finished.
-        inputs = batch.inputs.to(self.device, non_blocking=self._pin)
-        targets = batch.targets.to(self.device, non_blocking=self._pin)
-        return Batch(inputs, targets, batch.chunk_tokens)
+        return to_device(batch, self.device)
 
     def close(self) -> None:
         """Stop the prefetch thread, if any. The loader cannot be used afterwards."""
@@ -119,7 +113,7 @@ class Loader:
 
     def _host_batch(self, state: LoaderState) -> Batch:
         rows = self._order.read(state, self.rank * self.local_tokens, self.local_tokens)
-        return to_batch(rows, self.sequence_tokens, self.chunk_tokens, pin=self._pin)
+        return to_batch(rows, self.sequence_tokens, self.chunk_tokens, pin=copies_asynchronously(self.device))
 
 
 def to_batch(rows: Tokens, sequence_tokens: int, chunk_tokens: int | None, *, pin: bool = False) -> Batch:
@@ -130,6 +124,24 @@ def to_batch(rows: Tokens, sequence_tokens: int, chunk_tokens: int | None, *, pi
     inputs.numpy()[:] = rows[:, :-1]
     targets.numpy()[:] = rows[:, 1:]
     return Batch(inputs.view(-1, sequence_tokens), targets.view(-1, sequence_tokens), chunk_tokens)
+
+
+def copies_asynchronously(device: torch.device) -> bool:
+    """Whether batches are copied to the device while it computes, which needs pinned memory."""
+    return device.type == "cuda"
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Does not wait for the copy if `batch` is in pinned memory.
+
+    torch's host allocator reuses a pinned block only after its copy to the device has finished.
+    """
+    if device.type == "cpu":
+        return batch
+    asynchronously = copies_asynchronously(device)
+    inputs = batch.inputs.to(device, non_blocking=asynchronously)
+    targets = batch.targets.to(device, non_blocking=asynchronously)
+    return Batch(inputs, targets, batch.chunk_tokens)
 
 
 def make_order(

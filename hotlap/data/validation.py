@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hotlap.data.loader import Batch, to_batch
+from hotlap.data.loader import Batch, copies_asynchronously, to_batch, to_device
 from hotlap.data.stream import TokenStream
 from hotlap.errors import ConfigError, DataError
 
@@ -41,8 +41,9 @@ class ValidationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for start, count in self._sequences:
-            batch = to_batch(self.stream.read(start, count + 1)[None], count, chunk_tokens=None)
-            yield Batch(batch.inputs.to(self.device), batch.targets.to(self.device), None)
+            rows = self.stream.read(start, count + 1)[None]
+            batch = to_batch(rows, count, chunk_tokens=None, pin=copies_asynchronously(self.device))
+            yield to_device(batch, self.device)
 
 
 def validation_batches(

@@ -132,8 +132,9 @@ def load(
     stored = read_exported(path, checkpoint) if exported else read_run(path, checkpoint)
     config = stored.config
     dtype = select_precision(precision or config.runtime.precision, chosen_device)
+    max_tokens = max(config.batch.sequence_tokens, config.validation_sequence_tokens)
     with torch.random.fork_rng(devices=[]):
-        model = build_model(config.model, config.batch.sequence_tokens, dtype)
+        model = build_model(config.model, max_tokens, dtype)
     try:
         model.load_state_dict(dict(stored.weights))
     except RuntimeError as error:

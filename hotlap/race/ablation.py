@@ -57,6 +57,10 @@ SETTING_GROUPS = (
 )
 
 
+# Changes that do not affect what a model learns: the name, and how the machine is used.
+NOT_LEARNED = ("recipe", "runtime.", "checkpoint.")
+
+
 class ChangeGroup(NamedTuple):
     """One change of a recipe: settings that are undone together."""
 
@@ -116,7 +120,7 @@ def make_ablation(
     changes = [
         change
         for change in diff(resolve(ancestor, size, length), resolve(recipe, size, length))
-        if change.name != "recipe" and change.name not in settings
+        if not change.name.startswith(NOT_LEARNED) and change.name not in settings
     ]
     entries, skipped = [Entry(recipe, recipe)], []
     for group in group_changes(changes):

@@ -16,7 +16,17 @@ from hotlap.recipes.lineage import RECIPES, Recipe
 from hotlap.recipes.sizes import SIZES, Size
 from hotlap.settings import nearest, updated
 
-__all__ = ["RECIPES", "SIZES", "Recipe", "Size", "check_used", "find_recipe", "find_size", "resolve"]
+__all__ = [
+    "RECIPES",
+    "SIZES",
+    "Recipe",
+    "Size",
+    "check_used",
+    "find_recipe",
+    "find_size",
+    "resolve",
+    "with_what_follows",
+]
 
 
 def find_recipe(name: str) -> Recipe:
@@ -46,13 +56,23 @@ def check_used(config: Config, changes: Iterable[str]) -> None:
         )
 
 
+def with_what_follows(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes`, and those of settings that would otherwise contradict or undo them."""
+    completed = dict(changes)
+    if changes.get("data.order") == "shuffled":
+        completed.setdefault("data.tail", "carry")
+    if "checkpoint.every_minutes" in changes:
+        completed.setdefault("checkpoint.end_only_from_ranks", 0)
+    return completed
+
+
 def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) -> Config:
     """The full configuration of a recipe at a size, with `changes` applied by dotted name.
 
     If `changes` sets the number of steps, the recipe's step counts (warmup, cooldown) scale in proportion.
     """
     scale, base = find_size(size), find_recipe(recipe)
-    changes = {**base.at_size.get(size, {}), **(changes or {})}
+    changes = {**base.at_size.get(size, {}), **with_what_follows(changes or {})}
     if "schedule.steps" in changes:
         scale = replace(scale, steps=changes["schedule.steps"])
     return updated(scale.apply(base.config), {"recipe": recipe, "size": size, **changes})

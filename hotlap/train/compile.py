@@ -48,6 +48,11 @@ def choose_mode(
     return CompileChoice("off", f"auto: would not pay in a run of about {seconds:.0f} s")
 
 
+def tunes_kernels(config: Config, device: torch.device) -> bool:
+    """Coordinate-descent tuning is for the kernels of a GPU; elsewhere it would only cost time."""
+    return config.runtime.coordinate_descent and device.type == "cuda"
+
+
 def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool) -> None:
     """Compile the blocks one by one, or the whole model.
 
@@ -84,7 +89,7 @@ def warm_up(batch_loss: BatchLoss, config: Config, distributed: Distributed) -> 
             tokens = torch.zeros(sequences * count, dtype=torch.int32, device=distributed.device)
             batch_loss(tokens, tokens.long(), count).backward()
         batch_loss.zero_grad(set_to_none=True)
-        tokens = torch.zeros(count, dtype=torch.int32, device=distributed.device)
+        tokens = torch.zeros(config.validation_sequence_tokens, dtype=torch.int32, device=distributed.device)
         with torch.no_grad():
             batch_loss(tokens, tokens.long(), None, reduction="sum")
     except torch._dynamo.exc.Unsupported as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from hotlap import __version__
+from hotlap.config import Config
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
 from hotlap.train.lap import Lap
 from hotlap.train.snapshot import TrainingProgress
@@ -18,6 +19,12 @@ def described_precision(lap: Lap) -> str:
     if lap.config.runtime.precision == "auto" and amx_faults(lap.distributed.device):
         return f"{activations} (the processor {AMX_FAULTS})"
     return activations
+
+
+def described_sequences(config: Config) -> str:
+    """The length of validation sequences, if it differs from that of training sequences."""
+    tokens = config.validation_sequence_tokens
+    return f" in sequences of {tokens:,}" if tokens != config.batch.sequence_tokens else ""
 
 
 def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[str]:
@@ -39,8 +46,10 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f" {micro_batches} micro-batches; {config.schedule.steps} steps",
         f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
         f" {data.loader.tokens_dropped_per_epoch:,} dropped per epoch",
-        f"validation {data.validation.tokens:,} tokens, {data.validation.tokens_left_out:,} left out;"
+        f"validation {data.validation.tokens:,} tokens{described_sequences(config)},"
+        f" {data.validation.tokens_left_out:,} left out;"
         f" bytes per token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
+        f"checkpoint {config.checkpoint.describe(world.world_size)}",
     ]
     if progress.step:
         lines.append(f"resumed    at step {progress.step}, {progress.training_s:.1f} s of training done")

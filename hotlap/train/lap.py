@@ -30,7 +30,14 @@ from hotlap.model.roles import parameter_roles
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, max_micro_batch_tokens, warm_up
+from hotlap.train.compile import (
+    CompileChoice,
+    apply_compile,
+    choose_mode,
+    max_micro_batch_tokens,
+    tunes_kernels,
+    warm_up,
+)
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 
@@ -94,7 +101,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     batch_loss = BatchLoss(model, masking)
     if compiled.mode != "off":
         with clock.phase("compile"):
-            apply_compile(batch_loss, compiled.mode, coordinate_descent=config.runtime.coordinate_descent)
+            apply_compile(batch_loss, compiled.mode, coordinate_descent=tunes_kernels(config, device))
             warm_up(batch_loss, config, distributed)
     module: nn.Module = batch_loss
     if distributed.world_size > 1:
@@ -133,7 +140,8 @@ def packed_tokens(config: Config) -> int:
     """
     if config.model.architecture == "gpt2":
         return config.batch.sequence_tokens
-    return config.batch.micro_sequences * config.batch.sequence_tokens
+    training = config.batch.micro_sequences * config.batch.sequence_tokens
+    return max(training, config.validation_sequence_tokens)
 
 
 def saved_bytes_per_layer(config: Config) -> int:
@@ -171,7 +179,7 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
     validation = validation_batches(
         val,
         config.evaluation.tokens,
-        batch.sequence_tokens,
+        config.validation_sequence_tokens,
         distributed.rank,
         distributed.world_size,
         device=distributed.device,

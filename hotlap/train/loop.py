@@ -166,7 +166,8 @@ class Trainer:
         """(4,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the
         main rank's checkpoint is overdue, and the gradient norm, 0 without clipping.
         """
-        overdue = self.lap.distributed.is_main and self.snapshots.overdue()
+        world = self.lap.distributed
+        overdue = world.is_main and self.snapshots.overdue(world.world_size)
         # Filled on the device: a copy of Python's values would wait for it.
         flags = [torch.full_like(loss, float(flag)) for flag in (self.stop.requested, overdue)]
         figures = torch.stack([loss, *flags]).float()

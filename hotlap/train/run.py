@@ -21,7 +21,7 @@ from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
-from hotlap.hardware import select_device, tune_malloc, usable_cores
+from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import Say, silent
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
@@ -119,7 +119,7 @@ def check_ranks(config: Config, world_size: int) -> None:
 
 def set_up_process(config: Config, place: Distributed) -> None:
     if place.device.type == "cuda":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        use_expandable_segments()
         torch.backends.cuda.matmul.allow_tf32 = True
         return
     tune_malloc()

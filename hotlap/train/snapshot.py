@@ -54,10 +54,11 @@ class Snapshots:
         every = self.config.every_steps
         return every > 0 and step > 0 and step % every == 0
 
-    def overdue(self) -> bool:
+    def overdue(self, world_size: int) -> bool:
         """By the clock of this rank; the ranks have to agree on it."""
         minutes = (time.monotonic() - self._saved_at) / 60
-        return bool(self.config.every_minutes) and minutes >= self.config.every_minutes
+        limit = self.config.minutes_between(world_size)
+        return limit > 0 and minutes >= limit
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
