@@ -30,7 +30,14 @@ from hotlap.model.roles import parameter_roles
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
-from hotlap.train.compile import CompileChoice, apply_compile, choose_mode, max_micro_batch_tokens, warm_up
+from hotlap.train.compile import (
+    CompileChoice,
+    apply_compile,
+    choose_mode,
+    compiles_loss,
+    max_micro_batch_tokens,
+    warm_up,
+)
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 
@@ -87,6 +94,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         backend=backend,
         tokens=max_micro_batch_tokens(config, distributed.world_size),
         compiled=config.runtime.compile in ("block", "model"),
+        compiles_loss=compiles_loss(config, device),
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
