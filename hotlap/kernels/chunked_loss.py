@@ -24,8 +24,8 @@ DEFAULT_CHUNK_TOKENS = 512
 # that no row needs its maximum subtracted. The kernels in C rely on that.
 LARGEST_UNSHIFTED_SOFTCAP = 40.0
 
-# Who computes a chunk: PyTorch; PyTorch's matmuls with C ("rows") or Triton for the passes over the logits; or
-# C alone ("all").
+# Who computes a chunk: PyTorch; PyTorch's matmuls with C ("rows") or Triton for the passes over the logits;
+# or C alone ("all").
 Passes = Literal["torch", "rows", "triton", "all"]
 
 

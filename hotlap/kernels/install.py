@@ -28,7 +28,7 @@ from hotlap.kernels.cpu.library import unavailable
 from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.muon_math import pays as newton_schulz_pays
 from hotlap.kernels.cpu.shares import least_tokens
-from hotlap.kernels.cuda.head_choice import choose_head, no_triton
+from hotlap.kernels.cuda import head_choice
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
 from hotlap.model.block import Block
@@ -230,13 +230,13 @@ def _install_loss(
 def _install_loss_on_cuda(
     model: GPT | GPT2, device: torch.device, vocabulary: int, tokens: int, compiles_loss: bool
 ) -> Part:
-    choice = choose_head(
+    choice = head_choice.choose_head(
         memory_bytes=memory_bytes(device),
         tokens=tokens,
         vocabulary=vocabulary,
         element_bytes=model.dtype.itemsize,
         compiled=compiles_loss,
-        no_triton="float64" if model.dtype == torch.float64 else no_triton(),
+        no_triton="float64" if model.dtype == torch.float64 else head_choice.no_triton(),
     )
     if choice.how != "full":  # full logits are the plain loss, which the compiler fuses
         model.loss = partial(chunked_cross_entropy, passes=choice.how, chunk_tokens=choice.chunk_tokens)

@@ -22,7 +22,9 @@ GIB = 2**30
 
 
 class HeadChoice(NamedTuple):
-    how: Literal["full", "triton", "torch"]  # full logits in the compiled graph, or chunks by Triton or PyTorch
+    how: Literal[
+        "full", "triton", "torch"
+    ]  # full logits in the compiled graph, or chunks by Triton or PyTorch
     chunk_tokens: int  # whose logits exist at the same time
     logits_bytes: int  # peak memory of logits and of their gradients
     description: str  # for the run's header

@@ -19,7 +19,8 @@ from hotlap.kernels.cuda.loss_rows import traffic_bytes
 aten = torch.ops.aten
 MATMULS = {aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm}
 ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
-WRITES_ONLY = {aten.copy_, aten.fill_, aten.zero_}  # in place, without reading what was there
+# Do not read `self`, which they overwrite or take the dtype of.
+WRITES_ONLY = {aten.copy_, aten.fill_, aten.zero_, aten.new_zeros, aten.zeros_like}
 BY_INDEX = {aten.gather, aten.scatter_add_}  # touch one element per index, not the whole tensor
 
 

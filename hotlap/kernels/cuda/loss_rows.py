@@ -25,9 +25,9 @@ def loss_rows(
     The logits come before the softcap, 0 for none. `needs_maximum`: exponentials would leave float32's range
     unless the row's maximum is subtracted. A target outside the vocabulary makes the row's loss NaN.
     """
+    _check(logits_cV, targets_c, losses_c)
     from hotlap.kernels.cuda import loss_rows_kernel
 
-    _check(logits_cV, targets_c, losses_c)
     loss_rows_kernel.launch(logits_cV, targets_c, losses_c, softcap, factor, needs_maximum, needs_grad)
 
 

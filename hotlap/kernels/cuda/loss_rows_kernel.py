@@ -55,7 +55,7 @@ def loss_rows_kernel(
     target = tl.load(targets + row)
     offsets = tl.arange(0, block)
 
-    # First pass. Each lane keeps its own maximum and sum, so that threads exchange them only once, at the end.
+    # First pass. Each lane keeps its own maximum and sum, so that threads exchange them once, at the end.
     maxima = tl.full((block,), LOWEST if needs_maximum else 0.0, tl.float32)
     sums = tl.zeros((block,), tl.float32)
     target_exponents = tl.zeros((block,), tl.float32)  # zero but in the target's lane
