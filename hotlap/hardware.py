@@ -204,6 +204,11 @@ def device_name(device: torch.device) -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
+def memory_bytes(device: torch.device) -> int:
+    """All memory of a CUDA device, free or not."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def measure_matmul_gflops(size: int = 1536, repeats: int = 4, dtype: torch.dtype = torch.float32) -> float:
     """Matmul throughput of the CPU in GFLOP/s with torch's current threads: the best of `repeats`."""
     a, b = torch.randn(2, size, size).to(dtype)

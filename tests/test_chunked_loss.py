@@ -198,8 +198,8 @@ def test_without_gradients_none_are_computed(monkeypatch) -> None:
         chunked(x, weight, targets, 15.0)
 
 
-@pytest.mark.parametrize("passes_in_c", [False, pytest.param(True, marks=needs_kernels)])
-def test_no_tensor_as_large_as_the_logits(passes_in_c) -> None:
+@pytest.mark.parametrize("by", ["torch", pytest.param("rows", marks=needs_kernels)])
+def test_no_tensor_as_large_as_the_logits(by) -> None:
     x, weight, targets = operands(num_tokens=512, width=8, vocabulary=256)
     sizes = []
 
@@ -210,9 +210,9 @@ def test_no_tensor_as_large_as_the_logits(passes_in_c) -> None:
             return result
 
     with Watch():
-        loss_and_gradients(x, weight, targets, 15.0, 1.0, 64, needs_grad=True, passes_in_c=passes_in_c)
+        loss_and_gradients(x, weight, targets, 15.0, 1.0, 64, needs_grad=True, passes=by)
     # Two buffers of a chunk or, where the passes are in C, one of twice its tokens.
-    assert max(sizes) == 64 * 256 * (2 if passes_in_c else 1)
+    assert max(sizes) == 64 * 256 * (2 if by == "rows" else 1)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

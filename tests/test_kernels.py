@@ -31,7 +31,7 @@ def test_the_head_agrees_with_plain_on_any_number_of_threads(threads, monkeypatc
         targets = torch.randint(0, 512, (num_tokens,))
         given = (targets, 15.0, 1 / num_tokens)
         expected = chunked_loss.loss_and_gradients(
-            x.double(), weight.double(), *given, 512, needs_grad=True, passes_in_c=False
+            x.double(), weight.double(), *given, 512, needs_grad=True, passes="torch"
         )
         found = head.loss_and_gradients(x, weight, *given, needs_grad=True)
         for ours, plain in zip(found, expected, strict=True):

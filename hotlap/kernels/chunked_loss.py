@@ -2,7 +2,8 @@
 
 A chunk's gradients are computed right after its loss, while its logits are in cache, so the backward pass
 only scales them. Computes what `hotlap.model.head.cross_entropy` does, on every device and in every dtype.
-On a CPU the passes over a chunk's logits, or all of it, may be kernels in C.
+On a CPU the passes over a chunk's logits, or all of it, may be kernels in C; on CUDA the passes are one
+kernel in Triton.
 
 Shapes: T tokens, C model width, V vocabulary, c tokens of a chunk.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hotlap.kernels.cpu import head as kernel
 from hotlap.kernels.cpu.shares import token_parts
+from hotlap.kernels.cuda.loss_rows import loss_rows
 from hotlap.kernels.derivatives import first_derivative_only
 
 DEFAULT_CHUNK_TOKENS = 512
@@ -22,8 +24,9 @@ DEFAULT_CHUNK_TOKENS = 512
 # that no row needs its maximum subtracted. The kernels in C rely on that.
 LARGEST_UNSHIFTED_SOFTCAP = 40.0
 
-# Who computes a chunk: PyTorch; PyTorch's matmuls with C for the passes over the logits; or C alone.
-Passes = Literal["torch", "rows", "all"]
+# Who computes a chunk: PyTorch; PyTorch's matmuls with C ("rows") or Triton for the passes over the logits;
+# or C alone ("all").
+Passes = Literal["torch", "rows", "triton", "all"]
 
 
 def chunked_cross_entropy(
@@ -39,7 +42,7 @@ def chunked_cross_entropy(
     """The loss in float32 (float64 for float64), in the memory of one or two chunks of logits."""
     assert reduction in ("mean", "sum"), f"unknown reduction {reduction!r}"
     assert chunk_tokens >= 1, f"a chunk of {chunk_tokens} tokens"
-    if passes != "torch" and not is_unshifted(softcap):
+    if passes in ("rows", "all") and not is_unshifted(softcap):
         raise ValueError(
             f"C takes a softcap up to {LARGEST_UNSHIFTED_SOFTCAP:g}, found {softcap}: passes=torch"
         )
@@ -63,7 +66,7 @@ def loss_and_gradients(
     factor: float,
     chunk_tokens: int,
     needs_grad: bool,
-    passes_in_c: bool,
+    passes: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """factor · Σ loss, and its gradients with respect to x and weight (empty unless needed)."""
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -74,35 +77,52 @@ def loss_and_gradients(
     new_weight = torch.empty_like if num_tokens else torch.zeros_like
     grad_weight = new_weight(weight, dtype=dtype) if needs_grad else x.new_empty(0, dtype=dtype)
     total = x.new_zeros((), dtype=dtype)
-    if passes_in_c:
+    if passes == "rows":
         # One buffer instead of two: twice the tokens in the same memory, half the reads of the weight.
         chunk_tokens *= 2
-    first = x.new_empty(min(chunk_tokens, num_tokens) * vocabulary, dtype=dtype)
-    second = torch.empty_like(first) if softcap and not passes_in_c else first
+    # Triton computes in registers. In memory, its logits have the precision of the matmuls.
+    buffer_dtype = x.dtype if passes == "triton" else dtype
+    first = x.new_empty((min(chunk_tokens, num_tokens), vocabulary), dtype=buffer_dtype)
+    second = torch.empty_like(first) if softcap and passes == "torch" else first
+    losses_T = x.new_empty(num_tokens if passes == "triton" else 0, dtype=dtype)
 
     for start in range(0, num_tokens, chunk_tokens):
-        x_cC, target_c1 = x[start : start + chunk_tokens], targets[start : start + chunk_tokens, None]
-        shape = (len(x_cC), vocabulary)
-        logits, exponents = (buffer[: len(x_cC) * vocabulary].view(shape) for buffer in (first, second))
-        # PyTorch's exponentials start from scaled logits; scaling in the matmul saves a pass.
-        scale = -2 / softcap if softcap and not passes_in_c else 1.0
-        _matmul_into(logits, x_cC, weight_used.T, scale)
-        if passes_in_c:
-            loss_c, row_scale_c = kernel.rows(logits, target_c1[:, 0], softcap)
+        chunk = slice(start, start + chunk_tokens)
+        x_cC, target_c = x[chunk], targets[chunk]
+        logits, exponents = first[: len(x_cC)], second[: len(x_cC)]
+        row_scale_c1 = None  # the gradient's factors that are not yet in grad_logits
+        if passes == "triton":
+            torch.mm(x_cC, weight_used.T, out=logits)
+            needs_maximum = not is_unshifted(softcap)
+            loss_rows(logits, target_c, losses_T[chunk], softcap, factor, needs_maximum, needs_grad)
+            grad_logits = logits
+        elif passes == "rows":
+            _matmul_into(logits, x_cC, weight_used.T, scale=1.0)
+            loss_c, row_scale_c = kernel.rows(logits, target_c, softcap)
             total += loss_c.sum()
-            grad_logits, row_scale_c1 = logits, row_scale_c[:, None]
+            grad_logits, row_scale_c1 = logits, row_scale_c[:, None] * factor
         else:
-            sums_c1, loss_c1 = _exponentials(logits, exponents, target_c1, softcap)
+            # The exponentials start from scaled logits; scaling in the matmul saves a pass.
+            _matmul_into(logits, x_cC, weight_used.T, scale=-2 / softcap if softcap else 1.0)
+            sums_c1, loss_c1 = _exponentials(logits, exponents, target_c[:, None], softcap)
             total += loss_c1.sum()
             if needs_grad:
-                grad_logits, row_scale_c1 = _grad_logits(logits, exponents, sums_c1, target_c1, softcap)
+                grad_logits, row_scale_c1 = _grad_logits(
+                    logits, exponents, sums_c1, target_c[:, None], softcap
+                )
+                row_scale_c1 *= factor
         if needs_grad:
-            row_scale_c1 *= factor
             grad_used = grad_logits.to(x.dtype)
-            grad_x[start : start + chunk_tokens] = (grad_used @ weight_used).mul_(row_scale_c1)
-            # The row's scale goes to the narrow operand, a pass over c×C instead of c×V.
-            _accumulate(grad_weight, grad_used.T, (x_cC * row_scale_c1).to(x.dtype), is_first=start == 0)
-    return total * factor, grad_x, grad_weight.to(weight.dtype)
+            if row_scale_c1 is None:
+                torch.mm(grad_used, weight_used, out=grad_x[chunk])
+                scaled_x_cC = x_cC
+            else:
+                grad_x[chunk] = (grad_used @ weight_used).mul_(row_scale_c1)
+                # The row's scale goes to the narrow operand, a pass over c×C instead of c×V.
+                scaled_x_cC = (x_cC * row_scale_c1).to(x.dtype)
+            _accumulate(grad_weight, grad_used.T, scaled_x_cC, is_first=start == 0)
+    loss = losses_T.sum() if passes == "triton" else total * factor
+    return loss, grad_x, grad_weight.to(weight.dtype)
 
 
 def _exponentials(
@@ -175,9 +195,7 @@ def _loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if passes == "all":
         return kernel.loss_and_gradients(x, weight, targets, softcap, factor, needs_grad)
-    return loss_and_gradients(
-        x, weight, targets, softcap, factor, chunk_tokens, needs_grad, passes_in_c=passes == "rows"
-    )
+    return loss_and_gradients(x, weight, targets, softcap, factor, chunk_tokens, needs_grad, passes)
 
 
 @_loss.register_fake

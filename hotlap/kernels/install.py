@@ -19,6 +19,7 @@ from hotlap.attention import Backend
 from hotlap.attention.blocked import DEFAULT_SAVED_BYTES, BlockedBackend
 from hotlap.attention.dense import DenseBackend
 from hotlap.errors import ConfigError, DeviceError
+from hotlap.hardware import memory_bytes
 from hotlap.kernels.chunked_loss import Passes, chunked_cross_entropy, is_unshifted
 from hotlap.kernels.cpu import head, mlp, row_rms
 from hotlap.kernels.cpu.attention_backend import NativeBackend
@@ -27,6 +28,7 @@ from hotlap.kernels.cpu.library import unavailable
 from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.muon_math import pays as newton_schulz_pays
 from hotlap.kernels.cpu.shares import least_tokens
+from hotlap.kernels.cuda import head_choice
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
 from hotlap.model.block import Block
@@ -43,7 +45,7 @@ BACKENDS = ("auto", "dense", "flex", "native", "blocked")
 
 class Part(NamedTuple):
     name: str
-    kernel: str  # what runs it: "C", "chunked PyTorch"; empty where it was left plain
+    kernel: str  # what runs it: "C", "Triton, chunks of …"; empty where it was left plain
     reason: str = ""  # why it was left plain
 
 
@@ -117,19 +119,21 @@ def install(
     backend: Backend,
     tokens: int,
     compiled: bool = False,
+    compiles_loss: bool = False,
 ) -> Installed:
     """Swap the parts of a lap that a kernel computes faster here.
 
     `tokens` go through the model at once. `compiled`: torch.compile will fuse the blocks, so that they are
-    left to it. Attention's own kernel comes with the backend, and is only reported here.
+    left to it; `compiles_loss`: the loss will be part of a compiled graph. Attention's own kernel comes with
+    the backend, and is only reported here.
     """
     assert not any(isinstance(block, FusedBlock) for block in model.blocks), "kernels are installed already"
-    device = model.embed.weight.device.type
-    no_kernels = unavailable() if device == "cpu" else f"no kernels on {device}"
+    device = model.embed.weight.device
+    no_kernels = unavailable() if device.type == "cpu" else f"no kernels on {device.type}"
     parts = [
         _attention_part(model, backend),
         *_install_blocks(model, no_kernels, tokens, compiled),
-        _install_loss(model, no_kernels, tokens),
+        _install_loss(model, device, no_kernels, tokens, compiles_loss),
         *(_install_math(optimizer, no_kernels) for optimizer in optimizers),
     ]
     return Installed(tuple(parts))
@@ -204,12 +208,16 @@ def _listed(layers: Sequence[int]) -> str:
     return "layers " + (f"{layers[0]}-{layers[-1]}" if runs else ", ".join(map(str, layers)))
 
 
-def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Part:
+def _install_loss(
+    model: GPT | GPT2, device: torch.device, no_kernels: str | None, tokens: int, compiles_loss: bool
+) -> Part:
     if model.loss is not cross_entropy:
         return Part("loss", "", "a loss of its own")
     if isinstance(model, GPT) and type(model.head) is not Head:
         return Part("loss", "", f"{type(model.head).__name__} has no kernel")
     weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
+    if device.type == "cuda":
+        return _install_loss_on_cuda(model, device, len(weight), tokens, compiles_loss)
     passes: Passes = "torch"
     if no_kernels is None and is_unshifted(model.config.softcap) and model.dtype != torch.float64:
         fits = model.dtype == torch.float32 and weight.numel() <= head.MOST_WEIGHTS
@@ -217,6 +225,22 @@ def _install_loss(model: GPT | GPT2, no_kernels: str | None, tokens: int) -> Par
     model.loss = partial(chunked_cross_entropy, passes=passes)
     kernel = {"torch": "chunked PyTorch", "rows": "chunked PyTorch and C", "all": "C"}[passes]
     return Part("loss", kernel)
+
+
+def _install_loss_on_cuda(
+    model: GPT | GPT2, device: torch.device, vocabulary: int, tokens: int, compiles_loss: bool
+) -> Part:
+    choice = head_choice.choose_head(
+        memory_bytes=memory_bytes(device),
+        tokens=tokens,
+        vocabulary=vocabulary,
+        element_bytes=model.dtype.itemsize,
+        compiled=compiles_loss,
+        no_triton="float64" if model.dtype == torch.float64 else head_choice.no_triton(),
+    )
+    if choice.how != "full":  # full logits are the plain loss, which the compiler fuses
+        model.loss = partial(chunked_cross_entropy, passes=choice.how, chunk_tokens=choice.chunk_tokens)
+    return Part("loss", choice.description)
 
 
 def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:

@@ -53,6 +53,15 @@ def tunes_kernels(config: Config, device: torch.device) -> bool:
     return config.runtime.coordinate_descent and device.type == "cuda"
 
 
+def compiles_loss(config: Config, device: torch.device) -> bool:
+    """Whether the loss will be part of a compiled graph.
+
+    `kernels.install` asks before the mode is chosen, since on a CPU the mode depends on its answer.
+    """
+    asked = config.runtime.compile
+    return asked == "model" or (asked == "auto" and device.type == "cuda")
+
+
 def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool) -> None:
     """Compile the blocks one by one, or the whole model.
 

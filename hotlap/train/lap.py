@@ -34,6 +34,7 @@ from hotlap.train.compile import (
     CompileChoice,
     apply_compile,
     choose_mode,
+    compiles_loss,
     max_micro_batch_tokens,
     tunes_kernels,
     warm_up,
@@ -94,6 +95,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         backend=backend,
         tokens=max_micro_batch_tokens(config, distributed.world_size),
         compiled=config.runtime.compile in ("block", "model"),
+        compiles_loss=compiles_loss(config, device),
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size

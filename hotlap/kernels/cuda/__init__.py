@@ -1,0 +1,1 @@
+"""What replaces parts of a lap on CUDA. Importing it needs neither a GPU nor Triton."""
