@@ -27,7 +27,10 @@ from hotlap import __version__
 from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "contention", "start", "lap")
+PARTS = (
+    *("step", "attention", "head", "head_traffic", "muon"),
+    *("loader", "scaling", "contention", "start", "lap"),
+)
 LONG_PARTS = ("marks", "memory")  # not run by default
 TITLE = """# Benchmarks
 
