@@ -28,7 +28,7 @@ from hotlap.hardware import device_name, usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PARTS = ("step", "attention", "head", "muon", "loader", "scaling", "contention", "start", "lap")
-LONG_PARTS = ("marks", "memory")  # not run by default
+LONG_PARTS = ("marks", "memory", "overlap")  # not run by default; overlap needs root
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`; do not edit. Compare ratios within one run, not times across

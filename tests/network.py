@@ -6,14 +6,19 @@ The link can be cut and put back. Names end with the process id, so that several
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 NUM_NODES = 2
 PORT = 29500
@@ -44,6 +49,14 @@ class TwoNodes:
 
     def run_on(self, node: int, command: Sequence[str]) -> None:
         subprocess.run(["ip", "netns", "exec", self.namespaces[node], *command], check=True)
+
+    def kill_all(self) -> None:
+        """End whatever runs on the nodes."""
+        for namespace in self.namespaces:
+            listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
+            for process in listed.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
 
     def cut(self) -> None:
         self.run_on(0, ["ip", "link", "set", self.interface, "down"])
@@ -84,7 +97,8 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(megabits_per_s: int) -> Iterator[TwoNodes]:
-    """Two connected namespaces, removed on exit."""
+    """Two connected namespaces. On exit they are removed, and what runs in them is ended."""
+    remove_leftovers()
     nodes = TwoNodes()
     made = []
     try:
@@ -102,5 +116,14 @@ def two_nodes(megabits_per_s: int) -> Iterator[TwoNodes]:
             nodes.run_on(node, ["tc", "qdisc", "add", "dev", nodes.interface, "root", "tbf", *limit])
         yield nodes
     finally:
+        nodes.kill_all()
         for namespace in made:  # with their interfaces
+            subprocess.run(["ip", "netns", "delete", namespace], check=True)
+
+
+def remove_leftovers() -> None:
+    """Remove the namespaces of processes that were killed."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    for namespace, process in re.findall(r"^(hotlap-(\d+)-\d)\b", listed, flags=re.MULTILINE):
+        if not psutil.pid_exists(int(process)):
             subprocess.run(["ip", "netns", "delete", namespace], check=True)

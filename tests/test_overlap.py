@@ -15,10 +15,12 @@ from hotlap.recipes import resolve
 from hotlap.settings import updated
 from hotlap.train.compile import apply_compile
 from hotlap.train.lap import bucket_size_mib, wrap_ddp
+from tests.command import hotlap
 from tests.kernels_here import needs_kernels
 from tests.ranks import run_ranks
 from tests.test_compile import make_batch_loss
 from tests.tiny import made_up_tokens
+from tests.training import assert_one_curve, command, losses
 
 CPU = torch.device("cpu")
 TOKENS = 512
@@ -73,6 +75,18 @@ def times_of_a_backward(_rank, _world_size, mode, kernels):
 def test_the_first_reduction_starts_before_the_last_gradient_is_computed(mode, kernels, overlaps):
     for first_reduction, last_computation in run_ranks(times_of_a_backward, 2, mode, kernels):
         assert (first_reduction < last_computation) == overlaps
+
+
+@pytest.mark.slow
+def test_two_ranks_compiled_in_parts_have_the_losses_of_an_uncompiled_run(tiny_data, tmp_path):
+    for mode in ("off", "parts"):
+        words = command(tiny_data, 4, "--name", mode, "--procs", "2", "--attention.backend", "dense")
+        words[words.index("--compile") + 1] = mode
+        result = hotlap(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+        assert result.returncode == 0, result.stderr
+        assert f"compile {mode} (as configured)" in result.stdout
+        assert "Warning" not in result.stderr
+    assert_one_curve(losses(tmp_path / "runs" / "parts"), losses(tmp_path / "runs" / "off"))
 
 
 @pytest.mark.parametrize("layers, width, mib", [(4, 64, 1), (8, 256, 3), (12, 768, 25)])

@@ -87,13 +87,9 @@ def started(nodes: TwoNodes, folder: Path, words: list[str]) -> Iterator[Job]:
                 agents.append(nodes.torchrun(node, ["-m", "hotlap", *words], cwd=folder, output=output))
         yield Job(agents, folder)
     finally:
+        nodes.kill_all()
         for agent in agents:
-            agent.terminate()  # forwarded to its rank
-        for agent in agents:
-            try:
-                agent.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                agent.kill()
+            agent.wait()
 
 
 def test_two_nodes_train_as_two_ranks_of_one_do(nodes, uncut, tiny_data, tmp_path):
