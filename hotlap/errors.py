@@ -48,6 +48,10 @@ class TrainingError(HotlapError):
     """A run that cannot continue, for example because a rank died."""
 
 
+class ConnectionLostError(TrainingError):
+    """A rank that waited in vain for the others. Often the consequence of an error on another rank."""
+
+
 class DivergenceError(TrainingError):
     """A run whose loss is no longer finite. A race counts it as a result."""
 

@@ -1,7 +1,7 @@
 """What is compiled before the clock starts: the shapes of the run, and the same on every rank."""
 
 import inspect
-from functools import partialmethod
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -126,6 +126,15 @@ def test_tuning_is_switched_on_in_the_compiler(monkeypatch):
     assert not settings.max_autotune
 
 
+@pytest.mark.parametrize(("world_size", "mode"), [(1, "model"), (2, "parts")])
+def test_on_cuda_one_rank_has_one_graph_and_several_have_parts_to_overlap(world_size, mode):
+    choice = choose_mode(
+        resolve("softcap", "small"), torch.device("cuda"), torch.bfloat16, 1, Installed(()), world_size
+    )
+    assert choice.mode == mode
+    assert choice.reason.startswith("auto: ")
+
+
 def mode_chosen(rank, world_size, data):
     """Where the ranks would choose differently, as with other numbers of threads."""
     distributed = Distributed(rank, rank, world_size, world_size, torch.device("cpu"), has_group=True)
@@ -155,19 +164,29 @@ def make_batch_loss(config, backend):
     return batch_loss
 
 
-# On a CPU the compiler has no kernel for flex, which is why its graph is traced only.
-@pytest.mark.parametrize(
-    ("backend", "compiler"),
-    [(DenseBackend(), "inductor"), (FlexBackend(), "aot_eager")],
-    ids=["dense", "flex"],
-)
-def test_masks_and_model_are_one_graph_that_no_window_recompiles(backend, compiler):
-    config = resolve("unet-value-embeds", "pico")
+def compile_with(compiler, batch_loss, mode):
+    """`apply_compile`, with another compiler than Inductor."""
     torch.compiler.reset()
     counters.clear()
+    with patch.object(torch, "compile", partial(torch.compile, backend=compiler)):
+        apply_compile(batch_loss, mode, coordinate_descent=False)
+
+
+# In parts: plans, embeddings, loss, and blocks with and without a skip connection and a value embedding.
+# On a CPU the compiler has no kernel for flex, which is why its graphs are traced only.
+@pytest.mark.parametrize(
+    ("backend", "compiler", "mode", "graphs"),
+    [
+        (DenseBackend(), "inductor", "model", 1),
+        (FlexBackend(), "aot_eager", "model", 1),
+        (FlexBackend(), "aot_eager", "parts", 7),
+    ],
+    ids=["dense", "flex", "flex in parts"],
+)
+def test_masks_and_model_are_graphs_that_no_window_recompiles(backend, compiler, mode, graphs):
+    config = resolve("unet-value-embeds", "pico")
     batch_loss, plain = make_batch_loss(config, backend), make_batch_loss(config, DenseBackend())
-    with patch.object(BatchLoss, "compile", partialmethod(torch.nn.Module.compile, backend=compiler)):
-        apply_compile(batch_loss, "model", coordinate_descent=False)
+    compile_with(compiler, batch_loss, mode)
     tokens, targets = made_up_tokens(512, config.model.vocab_size)
     tokens[tokens == END_OF_TEXT] += 1  # one document, longer than any window
     losses = set()
@@ -181,14 +200,45 @@ def test_masks_and_model_are_one_graph_that_no_window_recompiles(backend, compil
                 assert compiled == pytest.approx(plain(tokens, targets, None).item(), rel=1e-6)
                 losses.add(compiled)
     assert len(losses) > 2, "the loss does not depend on the window"
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == graphs
 
 
-def test_a_graph_break_is_an_error_that_names_its_line(tiny_data):
-    config = pico(tiny_data, 2, attention__backend="dense", runtime__compile="model")
+# Values of the first layer reach all others, and bigrams need the plans: both are of the embeddings.
+@pytest.mark.parametrize("changes", [{"model.values": "first-layer"}, {"model.bigram_rows": 64}])
+def test_parts_compute_the_gradients_of_the_plain_model(changes):
+    config = updated(resolve("softcap", "pico"), changes)
+    batch_loss, plain = make_batch_loss(config, DenseBackend()), make_batch_loss(config, DenseBackend())
+    compile_with("aot_eager", batch_loss, "parts")
+    tokens, targets = made_up_tokens(512, config.model.vocab_size)
+    for loss in (batch_loss, plain):
+        loss(tokens, targets, None).backward()
+    for part, reference in zip(batch_loss.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(part.grad, reference.grad)
+
+
+def test_no_part_of_a_forward_is_left_uncompiled():
+    config = resolve("unet-value-embeds", "pico")
+    batch_loss = make_batch_loss(config, FlexBackend())
+    compile_with("eager", batch_loss, "parts")
+    tokens, targets = made_up_tokens(512, config.model.vocab_size)
+    with torch.no_grad():
+        batch_loss(tokens, targets, None)
+        with torch.profiler.profile() as profiled:
+            batch_loss(tokens, targets, None)
+    # What runs a graph is marked in the trace, and its operators are inside.
+    outermost = [event.name for event in profiled.events() if event.cpu_parent is None]
+    num_parts = 3 + config.model.num_layers
+    assert sum(name.startswith("Torch-Compiled Region") for name in outermost) == num_parts
+    operators = {name for name in outermost if name.startswith("aten::")}
+    assert operators <= {"aten::unbind"}  # of the skip weights: a view
+
+
+@pytest.mark.parametrize("mode", ["parts", "model"])
+def test_a_graph_break_is_an_error_that_names_its_line(tiny_data, mode):
+    config = pico(tiny_data, 2, attention__backend="dense", runtime__compile=mode)
     torch.compiler.reset()
     batch_loss = make_batch_loss(config, DenseBackend())
-    apply_compile(batch_loss, "model", coordinate_descent=False)
+    apply_compile(batch_loss, mode, coordinate_descent=False)
     batch_loss.model.blocks[1].mlp = BreakingMLP()
     with process_group("cpu") as alone, pytest.raises(CompileError) as caught:
         warm_up(batch_loss, config, alone)
@@ -208,7 +258,7 @@ def test_a_backend_that_plans_on_the_host_keeps_its_plan_out_of_the_graph():
     batch_loss = BatchLoss(make_model(config), make_masking(config, backend="blocked"))
     with patch.object(GPT, "compile") as model_alone, patch.object(BatchLoss, "compile") as with_plans:
         apply_compile(batch_loss, "model", coordinate_descent=False)
-        model_alone.assert_called_once_with(dynamic=False)
+        model_alone.assert_called_once_with(dynamic=False, fullgraph=False)
         with_plans.assert_not_called()
         batch_loss.masking = make_masking(config, backend="dense")
         apply_compile(batch_loss, "model", coordinate_descent=False)

@@ -2,8 +2,14 @@
 
 import pytest
 
-from hotlap.distributed.launch import FAILURE_FILE_VARIABLE, first_failure, read_failure, tell_launcher
-from hotlap.errors import ConfigError
+from hotlap.distributed.launch import (
+    FAILURE_FILE_VARIABLE,
+    first_failure,
+    lost_connection_file,
+    read_failure,
+    tell_launcher,
+)
+from hotlap.errors import ConfigError, ConnectionLostError
 
 MISTAKE = ConfigError(expected="a", found="b", do="c")
 
@@ -21,6 +27,15 @@ def test_the_first_mistake_is_told_with_its_rank(failure_file, monkeypatch):
         monkeypatch.setenv("RANK", rank)
         assert tell_launcher(MISTAKE)
     assert str(read_failure(failure_file)) == "expected a; found on rank 3 b; c"
+
+
+def test_a_lost_connection_is_told_but_not_instead_of_its_cause(failure_file, monkeypatch):
+    lost = ConnectionLostError(expected="x", found="y", do="z")
+    for rank, error in (("0", lost), ("1", MISTAKE)):
+        monkeypatch.setenv("RANK", rank)
+        assert tell_launcher(error)
+    assert str(read_failure(failure_file)) == "expected a; found on rank 1 b; c"
+    assert str(read_failure(lost_connection_file(failure_file))) == "expected x; found on rank 0 y; z"
 
 
 def test_a_launcher_and_a_rank_without_one_have_nobody_to_tell(failure_file, monkeypatch):
@@ -59,6 +74,7 @@ def test_what_cannot_be_read_tells_nothing(failure_file, content):
         ([(0, 1, 50), (1, -9, 80)], (0, 1)),  # torch killed rank 1, which did not end
         ([(0, -15, 51), (1, 1, 50)], (1, 1)),  # torch ended rank 0
         ([(0, 2, 50), (1, 2, 49)], (1, 2)),
+        ([(0, 2, 50), (1, 1, 51)], (1, 1)),  # rank 0 lost its connection to rank 1
     ],
 )
 def test_the_failure_that_is_told_is_the_one_that_caused_the_others(failures, first):

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hotlap.distributed.process_group import process_group, read_environment
+from hotlap.distributed.process_group import explain_lost_connections, process_group, read_environment
 from hotlap.distributed.same_start import check_same
-from hotlap.errors import ConfigError, DeviceError, TrainingError
+from hotlap.errors import ConfigError, ConnectionLostError, DeviceError, TrainingError
 from tests.ranks import ADDRESS, free_port, run_ranks
 
 TORCHRUN = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -109,6 +111,49 @@ def joins(rank, world_size, port, second_port):
 def test_ranks_join_and_the_group_is_gone_afterwards_also_after_an_exception():
     results = run_ranks(joins, 2, free_port(), free_port(), with_group=False)
     assert results == [("gloo", 1.0, True, False, False), ("gloo", 1.0, False, False, False)]
+
+
+def waits_in_vain(rank, world_size, port):
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR=ADDRESS,
+        MASTER_PORT=str(port),
+    )
+    try:
+        with process_group("cpu", timedelta(seconds=6)) as distributed:
+            if distributed.is_main:
+                dist.all_reduce(torch.zeros(1))
+            else:
+                time.sleep(8)
+    except ConnectionLostError as error:
+        return str(error)
+    return None
+
+
+def test_a_rank_that_waits_in_vain_says_so():
+    said, nothing = run_ranks(waits_in_vain, 2, free_port(), with_group=False)
+    assert said.startswith("expected rank 0 of 2 to reach all others within 0.1 minutes;")
+    assert "found the connection lost (Timed out waiting 6000ms" in said
+    assert nothing is None
+
+
+@pytest.mark.parametrize(
+    "error, is_explained",
+    [
+        (RuntimeError("[/src/gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.2]:1"), True),
+        (dist.DistNetworkError("The client socket has timed out"), True),
+        (RuntimeError("a bug of ours"), False),
+    ],
+)
+def test_only_lost_connections_are_explained(error, is_explained):
+    expected = ConnectionLostError if is_explained else RuntimeError
+    place = read_environment("cpu", TORCHRUN)
+    with pytest.raises(expected) as caught, explain_lost_connections(place, timedelta(minutes=10)):
+        raise error
+    assert isinstance(caught.value, ConnectionLostError) == is_explained
+    assert "pair.cc" not in str(caught.value)
 
 
 def compares(rank, world_size, steps):

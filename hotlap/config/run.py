@@ -96,10 +96,14 @@ class RuntimeConfig:
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "dtype of activations; auto: bfloat16 where the hardware supports it, else float32"
     )
-    compile: Literal["auto", "off", "block", "model"] = setting("auto", "what torch.compile is applied to")
+    compile: Literal["auto", "off", "block", "parts", "model"] = setting(
+        "auto", "what torch.compile makes one graph: each block and nothing else, each part, or the model"
+    )
     coordinate_descent: bool = setting(False, "CUDA: coordinate-descent tuning of compiled kernels")
     threads: int = setting(0, "CPU threads per process; 0: divide the cores among the processes")
     on_nan: Literal["stop", "skip"] = setting("stop", "what to do when the loss is not finite")
+    timeout_minutes: float = setting(10.0, "minutes that a rank waits for the others before the run ends")
 
     def __post_init__(self) -> None:
         require_not_negative(self, "threads")
+        require_positive(self, "timeout_minutes")

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from hotlap.distributed.signals import stop_signals
-from hotlap.errors import INTERRUPTED, HotlapError, TrainingError
+from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConnectionLostError, HotlapError, TrainingError
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
 # How long torch's launcher waits for workers after a signal before it kills them. The default is
@@ -72,12 +72,15 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
                 raise error from None
             return INTERRUPTED
         except ChildFailedError as failed:
-            rank, exit_code = first_failure(
-                [(rank, one.exitcode, one.timestamp) for rank, one in failed.failures.items()]
-            )
+            failures = [(rank, one.exitcode, one.timestamp) for rank, one in failed.failures.items()]
+            rank, exit_code = first_failure(failures)
             if exit_code == INTERRUPTED:
                 return INTERRUPTED
-            raise read_failure(failure_file) or rank_died(procs, rank, exit_code) from None
+            error = read_failure(failure_file)
+            if error is None and exit_code == USER_MISTAKE:
+                # No rank had an error of its own.
+                error = read_failure(lost_connection_file(failure_file))
+            raise error or rank_died(procs, rank, exit_code) from None
     return 0
 
 
@@ -133,22 +136,28 @@ def kill_workers() -> bool:
 def tell_launcher(error: HotlapError) -> bool:
     """Write a worker's error to the failure file. Returns False without a launcher to read it.
 
-    The first error is kept, because the other ranks fail as a result of it. The file is written
-    under a temporary name and then linked, because a rank can be killed while it writes.
+    The first error is kept, because the other ranks fail as a result of it. A lost connection is such a
+    result, and is kept in a file of its own. A file is written under a temporary name and then linked,
+    because a rank can be killed while it writes.
     """
     path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
     if path is None or rank is None:
         return False
     reason = {"rank": rank, "expected": error.expected, "found": error.found, "do": error.do}
     temporary = Path(f"{path}.{rank}")
+    is_result = isinstance(error, ConnectionLostError)
     try:
         temporary.write_text(json.dumps(reason))
-        os.link(temporary, path)
+        os.link(temporary, lost_connection_file(Path(path)) if is_result else path)
     except FileExistsError:
         pass
     except OSError:
         return False
     return True
+
+
+def lost_connection_file(failure_file: Path) -> Path:
+    return failure_file.with_name("lost-connection.json")
 
 
 def read_failure(failure_file: Path) -> TrainingError | None:
@@ -164,13 +173,14 @@ def read_failure(failure_file: Path) -> TrainingError | None:
 def first_failure(failures: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
     """(rank, exit code) of the failure that caused the others, from (rank, exit code, second).
 
-    When a rank is killed, the others notice and exit within about a second. Torch's SIGTERM to the
-    remaining ranks is a consequence, not a cause.
+    When a rank is killed or fails by a bug, the others lose their connection to it and exit within about a
+    second. Torch's SIGTERM to the remaining ranks is a consequence, not a cause.
     """
     in_order = sorted(failures, key=lambda failure: failure[2])
     simultaneous = [(rank, exit_code) for rank, exit_code, second in in_order if second <= in_order[0][2] + 1]
     killed = [one for one in simultaneous if one[1] < 0 and one[1] != -signal.SIGTERM]
-    return (killed or simultaneous)[0]
+    bugs = [one for one in simultaneous if one[1] == BUG]
+    return (killed or bugs or simultaneous)[0]
 
 
 def rank_died(procs: int, rank: int, exit_code: int) -> TrainingError:

@@ -7,6 +7,7 @@ exists while the context manager `process_group` is active, and is destroyed on 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from hotlap.errors import ConfigError, DeviceError
+from hotlap.errors import ConfigError, ConnectionLostError, DeviceError
 
 T = TypeVar("T")
 
@@ -81,20 +82,46 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
         yield distributed
         return
     on_cuda = distributed.device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if on_cuda else "gloo",
-        rank=distributed.rank,
-        world_size=distributed.world_size,
-        timeout=timeout,
-        # With a device, NCCL connects now instead of in the first timed step.
-        device_id=distributed.device if on_cuda else None,
-    )
+    with explain_lost_connections(distributed, timeout):
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            timeout=timeout,
+            # With a device, NCCL connects now instead of in the first timed step.
+            device_id=distributed.device if on_cuda else None,
+        )
+        try:
+            dist.barrier()
+            yield distributed
+        finally:
+            _destroyed_groups.append(dist.group.WORLD)
+            dist.destroy_process_group()
+
+
+@contextmanager
+def explain_lost_connections(distributed: Distributed, timeout: timedelta) -> Iterator[None]:
+    """Raise `ConnectionLostError` for what torch raises when a rank does not answer."""
     try:
-        dist.barrier()
-        yield distributed
-    finally:
-        _destroyed_groups.append(dist.group.WORLD)
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        # Torch puts the place in its own sources before the reason, and a C++ stack after it.
+        reason = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip().partition("\n")[0])
+        minutes = timeout.total_seconds() / 60
+        raise ConnectionLostError(
+            expected=f"rank {distributed.rank} of {distributed.world_size} to reach all others within"
+            f" {minutes:g} minutes",
+            found=f"the connection lost ({reason})",
+            do="see what the other ranks printed and check the network; then continue from the last"
+            " checkpoint with `--resume`",
+        ) from error
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Gloo raises plain RuntimeErrors, which are known by the place that they name."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def broadcast_from_main(value: T) -> T:

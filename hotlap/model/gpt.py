@@ -10,7 +10,7 @@ Shapes: T tokens, C width, V padded vocabulary, G key/value heads, D head dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,15 @@ from hotlap.model.embeddings import ValueEmbeddings
 from hotlap.model.head import Head, Loss, cross_entropy
 from hotlap.model.layers import Table, norm
 from hotlap.model.roles import Role
-from hotlap.model.rotary import Rotary
+from hotlap.model.rotary import Rotary, Rotation
+
+
+class Embedded(NamedTuple):
+    """What every block reads beside the residual stream."""
+
+    x0: Tensor  # (T, C): the normalized embedding, with which the stream starts
+    value_embeddings: list[Tensor | None]  # per layer, (T, G, D)
+    rotation: Rotation
 
 
 class GPT(nn.Module):
@@ -56,13 +64,18 @@ class GPT(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """Cross entropy in nats, float32: the mean or the sum over the tokens."""
-        x_TC = self.hidden(tokens_T, plans)
-        return self.loss(x_TC, self.head.weight, targets_T, self.head.softcap, reduction=reduction)
+        x_TC = self.run_blocks(self.embed_tokens(tokens_T, plans), plans)
+        return self.loss_of(x_TC, targets_T, reduction)
 
     def hidden(
         self, tokens_T: Tensor, plans: Sequence[AttentionPlan], positions_T: Tensor | None = None
     ) -> Tensor:
         """(T, C): the input of the head. `positions_T` defaults to 0 … T − 1."""
+        return norm(self.run_blocks(self.embed_tokens(tokens_T, plans, positions_T), plans))
+
+    def embed_tokens(
+        self, tokens_T: Tensor, plans: Sequence[AttentionPlan], positions_T: Tensor | None = None
+    ) -> Embedded:
         if positions_T is None:
             rotation = self.rotary(tokens_T.numel(), self.dtype)
         else:
@@ -70,21 +83,30 @@ class GPT(nn.Module):
         x = self.embed(tokens_T).to(self.dtype)
         if self.bigrams is not None:
             x = x + self.bigrams(tokens_T, plans[0].previous(tokens_T)).to(self.dtype)
-        x = x0 = norm(x)
+        x0 = norm(x)
         if self.config.values == "first-layer":
-            value_embeddings = self.first_layer_values(x0)
-        else:
-            value_embeddings = self.value_embeddings(tokens_T)
+            return Embedded(x0, self.first_layer_values(x0), rotation)
+        return Embedded(x0, self.value_embeddings(tokens_T), rotation)
+
+    def run_blocks(self, embedded: Embedded, plans: Sequence[AttentionPlan]) -> Tensor:
+        """(T, C): the residual stream after the encoder half and the decoder half."""
+        x0, value_embeddings, rotation = embedded
         first_decoder = self.config.num_layers - self.num_skips
+        skip_weights = self.skip_weights.unbind()
         encoder_outputs: list[Tensor] = []
+        x = x0
         for layer, block in enumerate(self.blocks):
             skip = None
             if layer >= first_decoder:
-                skip = SkipConnection(encoder_outputs.pop(), self.skip_weights[layer - first_decoder])
+                skip = SkipConnection(encoder_outputs.pop(), skip_weights[layer - first_decoder])
             x = block(x, x0, skip, value_embeddings[layer], rotation, plans[layer])
             if layer < self.num_skips:
                 encoder_outputs.append(x)
-        return norm(x)
+        return x
+
+    def loss_of(self, x_TC: Tensor, targets_T: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+        """The loss at the end of the residual stream."""
+        return self.loss(norm(x_TC), self.head.weight, targets_T, self.head.softcap, reduction=reduction)
 
     def first_layer_values(self, x0_TC: Tensor) -> list[Tensor | None]:
         """The values of the first layer, (T, G, D), for every later layer; None for the first.

@@ -86,8 +86,9 @@ class GPT2(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
     ) -> Tensor:
         """Cross entropy in nats, float32: the mean or the sum over the tokens."""
-        x_TC = self.hidden(tokens_T, plans)
-        return self.loss(x_TC, self.embed.weight, targets_T, self.config.softcap, reduction=reduction)
+        context = self.context(tokens_T, plans)
+        x_TC = self.run_blocks(self.embed_tokens(tokens_T, context), context, plans)
+        return self.loss_of(x_TC, targets_T, reduction)
 
     def hidden(
         self,
@@ -96,15 +97,31 @@ class GPT2(nn.Module):
         positions_T: Tensor | None = None,
     ) -> Tensor:
         """(T, C): the input of the head. Without plans, T must be a multiple of the context."""
+        context = self.context(tokens_T, plans)
+        return self.norm(self.run_blocks(self.embed_tokens(tokens_T, context, positions_T), context, plans))
+
+    def context(self, tokens_T: Tensor, plans: Sequence[AttentionPlan] | None) -> int:
+        """S: how many tokens see one another. All of them if plans say which."""
         count = tokens_T.numel()
         context = min(count, self.max_tokens) if plans is None else count
         assert count % context == 0, f"{count} tokens are not a multiple of the context of {context}"
+        return context
+
+    def embed_tokens(self, tokens_T: Tensor, context: int, positions_T: Tensor | None = None) -> Tensor:
+        """(T, C). `positions_T` defaults to 0 … S − 1 for every sequence."""
         if positions_T is None:
-            positions_T = torch.arange(context, device=tokens_T.device).repeat(count // context)
-        x = (self.embed(tokens_T) + self.positions(positions_T)).to(self.dtype)
+            positions_T = torch.arange(context, device=tokens_T.device).repeat(tokens_T.numel() // context)
+        return (self.embed(tokens_T) + self.positions(positions_T)).to(self.dtype)
+
+    def run_blocks(self, x_TC: Tensor, context: int, plans: Sequence[AttentionPlan] | None) -> Tensor:
         for layer, block in enumerate(self.blocks):
-            x = block(x, context, plans[layer] if plans is not None else None)
-        return self.norm(x)
+            x_TC = block(x_TC, context, plans[layer] if plans is not None else None)
+        return x_TC
+
+    def loss_of(self, x_TC: Tensor, targets_T: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+        """The loss at the end of the residual stream."""
+        x_TC = self.norm(x_TC)
+        return self.loss(x_TC, self.embed.weight, targets_T, self.config.softcap, reduction=reduction)
 
     def logits(self, x_TC: Tensor) -> Tensor:
         """Logits (T, unpadded vocabulary), float32."""

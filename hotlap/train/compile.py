@@ -23,17 +23,28 @@ ASSUMED_GFLOPS_PER_THREAD = 30
 
 
 class CompileChoice(NamedTuple):
-    mode: str  # off, block or model
+    mode: str  # off, block, parts or model
     reason: str
 
 
 def choose_mode(
-    config: Config, device: torch.device, dtype: torch.dtype, num_threads: int, installed: Installed
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_threads: int,
+    installed: Installed,
+    world_size: int = 1,
 ) -> CompileChoice:
-    """`auto` compiles on CUDA, and on a CPU without kernels if the run is long enough."""
+    """`auto` compiles on CUDA, and on a CPU without kernels if the run is long enough.
+
+    On CUDA one graph is fastest, but the gradients of a graph are all ready at its end, too late to be
+    reduced while the backward runs. With several ranks every part of the model is a graph.
+    """
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as configured")
+    if device.type == "cuda" and world_size > 1:
+        return CompileChoice("parts", "auto: gradients are reduced while the backward runs")
     if device.type == "cuda":
         return CompileChoice("model", "auto: always pays on CUDA")
     if device.type != "cpu":
@@ -59,14 +70,15 @@ def compiles_loss(config: Config, device: torch.device) -> bool:
     `kernels.install` asks before the mode is chosen, since on a CPU the mode depends on its answer.
     """
     asked = config.runtime.compile
-    return asked == "model" or (asked == "auto" and device.type == "cuda")
+    return asked in ("parts", "model") or (asked == "auto" and device.type == "cuda")
 
 
 def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool) -> None:
-    """Compile the blocks one by one, or the whole model.
+    """Compile the blocks alone (`block`), all parts one by one (`parts`), or all as one graph (`model`).
 
-    With a backend whose plan is made of tensors on the device, the whole model is one graph together
-    with its attention plans, and whatever would break the graph is an error.
+    The parts are the attention plans, the embeddings, each block, and the head with the loss. A backend
+    that plans on the host keeps its plans uncompiled. With any other, whatever would break a graph of
+    `parts` or `model` is an error.
     """
     if mode == "off":
         return
@@ -81,13 +93,23 @@ def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(model.blocks))
     if coordinate_descent:
         torch._inductor.config.coordinate_descent_tuning = True
-    if mode == "block":
-        for block in model.blocks:
-            block.compile(dynamic=False)
-    elif batch_loss.masking.backend.plans_on_device:
-        batch_loss.compile(dynamic=False, fullgraph=True)
-    else:
-        model.compile(dynamic=False)
+    plans_on_device = batch_loss.masking.backend.plans_on_device
+    if mode == "model":
+        whole = batch_loss if plans_on_device else model
+        whole.compile(dynamic=False, fullgraph=plans_on_device)
+        return
+    for block in model.blocks:
+        block.compile(dynamic=False, fullgraph=plans_on_device and mode == "parts")
+    if mode == "parts":
+        if plans_on_device:
+            compile_method(batch_loss.masking, "plans", fullgraph=True)
+        for part in ("embed_tokens", "loss_of"):
+            compile_method(model, part, fullgraph=plans_on_device)
+
+
+def compile_method(owner: object, name: str, *, fullgraph: bool) -> None:
+    """Compile a method of one object, as `nn.Module.compile` does with `forward`."""
+    setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False, fullgraph=fullgraph))
 
 
 def warm_up(batch_loss: BatchLoss, config: Config, distributed: Distributed) -> None:
@@ -103,7 +125,7 @@ def warm_up(batch_loss: BatchLoss, config: Config, distributed: Distributed) -> 
             batch_loss(tokens, tokens.long(), None, reduction="sum")
     except torch._dynamo.exc.Unsupported as error:
         raise CompileError(
-            expected="a model that compiles as one graph",
+            expected="a model that compiles without a graph break",
             found=f"a graph break at {_place_of_break(error)}: {_first_line(error)}",
             do="change that line, or compile the blocks alone with --compile block",
         ) from error

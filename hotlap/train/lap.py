@@ -43,6 +43,7 @@ from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 
 GPT2_END_OF_TEXT = 50256
+MIN_BUCKET_MIB, MAX_BUCKET_MIB = 1, 25
 
 
 @dataclass
@@ -94,12 +95,14 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         optimizers,
         backend=backend,
         tokens=max_micro_batch_tokens(config, distributed.world_size),
-        compiled=config.runtime.compile in ("block", "model"),
+        compiled=config.runtime.compile in ("block", "parts", "model"),
         compiles_loss=compiles_loss(config, device),
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
-    compiled = broadcast_from_main(choose_mode(config, device, dtype, threads, installed))
+    compiled = broadcast_from_main(
+        choose_mode(config, device, dtype, threads, installed, distributed.world_size)
+    )
     batch_loss = BatchLoss(model, masking)
     if compiled.mode != "off":
         with clock.phase("compile"):
@@ -107,7 +110,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
             warm_up(batch_loss, config, distributed)
     module: nn.Module = batch_loss
     if distributed.world_size > 1:
-        module = wrap_ddp(batch_loss, device)
+        module = wrap_ddp(batch_loss, device, bucket_size_mib(model.blocks))
     return Lap(
         config=config,
         distributed=distributed,
@@ -126,13 +129,23 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     )
 
 
-def wrap_ddp(module: nn.Module, device: torch.device) -> DistributedDataParallel:
+def wrap_ddp(module: nn.Module, device: torch.device, bucket_mib: int) -> DistributedDataParallel:
+    """Average the gradients over the ranks, a bucket at a time, while the backward computes the next ones."""
     # No sync: every rank computes the same buffers. Newer releases of torch renamed the option.
     known = inspect.signature(DistributedDataParallel).parameters
     sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     device_ids = [device] if device.type == "cuda" else None
     options: dict[str, Any] = {"gradient_as_bucket_view": True, sync_buffers: False}
-    return DistributedDataParallel(module, device_ids=device_ids, **options)
+    return DistributedDataParallel(module, device_ids=device_ids, bucket_cap_mb=bucket_mib, **options)
+
+
+def bucket_size_mib(blocks: nn.ModuleList) -> int:
+    """About the gradients of one block, so that they are reduced while the block before it computes its own.
+
+    Never more than DDP's default, with which a link is busy, and never so little that its latency counts.
+    """
+    block_bytes = max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
+    return min(max(MIN_BUCKET_MIB, block_bytes // 2**20), MAX_BUCKET_MIB)
 
 
 def packed_tokens(config: Config) -> int:

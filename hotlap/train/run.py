@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     check_sinks(options.sinks)
     set_up_process(config, place)
     with ExitStack() as stack:
-        distributed = stack.enter_context(process_group(device.type))
+        timeout = timedelta(minutes=config.runtime.timeout_minutes)
+        distributed = stack.enter_context(process_group(device.type, timeout))
         open_device(distributed.device)
         clock = clock_for(distributed.device)
         # One rank per node prepares the data. The others wait only as long as for any collective, so a corpus
