@@ -12,7 +12,7 @@ from hotlap.kernels.install import Installed, _install_loss
 from hotlap.model.head import cross_entropy
 from hotlap.recipes import resolve
 from hotlap.settings import updated
-from hotlap.train.compile import compiles_loss
+from hotlap.train.compile import choose_mode, compiles_loss
 from tests.tiny import make_model
 
 GIB = 2**30
@@ -113,16 +113,15 @@ def test_other_choices_are_chunks_of_the_size_that_the_header_states(monkeypatch
     assert passes == "torch" or f"chunks of {loss.keywords['chunk_tokens']:,} tokens" in line
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("world_size", [1, 8])
 @pytest.mark.parametrize(
-    ("asked", "device", "expected"),
-    [
-        ("auto", "cuda", True),
-        ("auto", "cpu", False),
-        ("model", "cuda", True),
-        ("block", "cuda", False),
-        ("off", "cuda", False),
-    ],
+    ("asked", "on_cuda"),
+    [("auto", True), ("model", True), ("parts", True), ("block", False), ("off", False)],
 )
-def test_the_loss_is_compiled_with_the_model_and_not_with_blocks(asked, device, expected):
+def test_whether_the_loss_is_compiled_is_known_before_the_mode(asked, on_cuda, world_size, device):
     config = updated(resolve("softcap", "pico"), {"runtime.compile": asked})
-    assert compiles_loss(config, torch.device(device)) is expected
+    expected = compiles_loss(config, torch.device(device))
+    mode = choose_mode(config, torch.device(device), torch.bfloat16, 2, Installed(()), world_size).mode
+    assert expected == (mode in ("parts", "model"))
+    assert device == "cpu" or expected == on_cuda
