@@ -115,13 +115,13 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
     the hidden directory behind, and the next attempt empties it. Only one process may write `path` at a time.
 
     A directory that is already at `path` moves to `keep_replaced_as`; by default it is removed as soon as the
-    new one is in its place.
+    new one is in its place. If `path` is a symbolic link, the directory that it names is written.
     """
+    path = without_link(path)
     work = hidden(path, "unfinished")
     replaced = keep_replaced_as or hidden(path, "replaced")
     make_directory(path.parent)
-    if work.exists():
-        shutil.rmtree(work)
+    _remove(work)
     if keep_replaced_as is None and replaced.exists() and not path.exists():
         replaced.rename(path)  # a process was killed between the two renames below
     existed = path.exists()
@@ -131,7 +131,7 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
         for written in (*work.rglob("*"), work):
             sync(written)
         if existed:
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
             path.rename(replaced)
         work.rename(path)
     except BaseException:
@@ -142,6 +142,19 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
     sync(path.parent)
     if keep_replaced_as is None:
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def without_link(path: Path) -> Path:
+    """`path`, or what it names if it is a symbolic link."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _remove(path: Path) -> None:
+    """Remove a leftover of an earlier attempt. Of a symbolic link only the link, never what it names."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def hidden(path: Path, ending: str) -> Path:
@@ -162,7 +175,7 @@ def lock(path: Path, when_held: Callable[[str], None]) -> FileIO:
 
     while True:
         with ExitStack() as stack:
-            file = stack.enter_context(path.open("a+b", buffering=0))
+            file = stack.enter_context(FileIO(path, "a+", opener=_without_following))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -174,6 +187,11 @@ def lock(path: Path, when_held: Callable[[str], None]) -> FileIO:
                 file.write(f"{os.getpid()}\n".encode())
                 stack.pop_all()
                 return file
+
+
+def _without_following(path: str, flags: int) -> int:
+    """Open a file, but not through a symbolic link: whoever made the link would choose what is truncated."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_at(path: Path, file: FileIO) -> bool:
