@@ -196,8 +196,20 @@ def training_facts(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]
 
 
 def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
+    """The tokenizer that the run was trained with; not verified in checkpoints without its fingerprint."""
+    tokenizer = find_tokenizer(run, saved)
+    if saved.state.get("tokenizer") not in (None, tokenizer.fingerprint):
+        raise DataError(
+            expected=f"the tokenizer that the run in {run.path} was trained with",
+            found=f"another one, {tokenizer.name}",
+            do=f"copy the {TOKENIZER_FILE} of the run's data to the run directory",
+        )
+    return tokenizer
+
+
+def find_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
     """The run's own copy of the tokenizer, or the one of its training data."""
-    data = run.read_environment().get("data", {})
+    data = run.read_environment().get("data") or {}
     own = run.path / TOKENIZER_FILE
     if own.is_file():
         return read_tokenizer(own, data.get("tokenizer") or own.name)

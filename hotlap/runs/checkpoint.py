@@ -55,8 +55,9 @@ def save(
     """Save a checkpoint, then remove all but the newest `keep` and, with `keep_best`, the best one.
 
     The best one has the lowest finite `state[metric]`, so `metric` should be there only if it was measured at
-    that very step. Checkpoints of later steps are removed too: they belong to a history that the run left by
-    resuming from an earlier step.
+    that very step. With `keep_best`, damaged ones stay too: any of them may have been the best, and may be
+    restored. Checkpoints of later steps are removed: they belong to a history that the run left by resuming
+    from an earlier step.
     """
     assert keep >= 1, f"the checkpoint that was just saved is kept, so keep must be at least 1, not {keep}"
     path = directory / f"step-{checkpoint.step:06d}"
@@ -68,8 +69,9 @@ def save(
     with writing(directory, CheckpointError):
         found = {step: place for step, place in stored(directory).items() if step <= checkpoint.step}
         kept = set(list(found.values())[-keep:])
-        if keep_best and (lowest := _best(found, metric)):
-            kept.add(lowest)
+        if keep_best:
+            measured, damaged = _measured(found, metric)
+            kept |= {*measured[:1], *damaged}
         _remove(directory, [place for _, place in _complete(directory) if place not in kept])
     return path
 
@@ -103,8 +105,18 @@ def latest(directory: Path) -> Path:
 
 
 def best(directory: Path, metric: str = "val_loss") -> Path | None:
-    """The checkpoint with the lowest `state[metric]`, the latest of equals; None if none was measured."""
-    return _best(stored(directory), metric)
+    """The checkpoint with the lowest `state[metric]`, the latest of equals; None if none was measured.
+
+    Raises if one is damaged, because it may have been the best.
+    """
+    measured, damaged = _measured(stored(directory), metric)
+    for path, damage in damaged.items():
+        raise CheckpointError(
+            expected=f"undamaged checkpoints in {directory}, to know which is the best",
+            found=f"{path.name} with {damage.found}",
+            do="restore it from a backup, or choose a checkpoint by its name",
+        )
+    return measured[0] if measured else None
 
 
 def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
@@ -237,16 +249,18 @@ def _complete(directory: Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, _, path in sorted(places)]
 
 
-def _best(found: Mapping[int, Path], metric: str) -> Path | None:
-    measured = []
+def _measured(found: Mapping[int, Path], metric: str) -> tuple[list[Path], dict[Path, CheckpointError]]:
+    """Checkpoints with a finite `state[metric]`, the best first, and those that are too damaged to tell."""
+    measured, damaged = [], {}
     for step, path in found.items():
         try:
             value = load(path, groups=()).state.get(metric)
-        except CheckpointError:
-            continue  # damaged: not worth keeping as the best; loading it says so
+        except CheckpointError as damage:
+            damaged[path] = damage
+            continue
         if isinstance(value, (int, float)) and math.isfinite(value):
             measured.append((value, -step, path))
-    return min(measured)[2] if measured else None
+    return [path for _, _, path in sorted(measured)], damaged
 
 
 def _remove(directory: Path, paths: Collection[Path]) -> None:
