@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,15 +17,33 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from hotlap.errors import DataError, HotlapError
+from hotlap.errors import ConfigError, DataError, HotlapError
 
 
 def cache_directory() -> Path:
     """`$HOTLAP_CACHE` if set, otherwise `hotlap` in the user's cache directory."""
-    if own := os.environ.get("HOTLAP_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
+    try:
+        if own := os.environ.get("HOTLAP_CACHE"):
+            return Path(own).expanduser().absolute()
+        shared = os.environ.get("XDG_CACHE_HOME")
+        return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
+    except RuntimeError as error:  # neither HOME nor an entry in the user database, as in some containers
+        raise ConfigError(
+            expected="a home directory, for the cache in it", found=str(error), do="set HOTLAP_CACHE"
+        ) from error
+
+
+def without_home(text: str) -> str:
+    """Text with the user's home directory as `~`, so that a file that is shared does not name the user."""
+    home = os.path.expanduser("~")
+    if len(home) < 2:
+        return text
+    return re.sub(rf"(?<![\w./-]){re.escape(home)}(?=/|$|[^\w.-])", "~", text)
+
+
+def without_folders(text: str) -> str:
+    """The text with absolute paths cut to their last part, so that nothing of this machine is shared."""
+    return re.sub(r"(?<![\w:/])~?/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
 @contextmanager
