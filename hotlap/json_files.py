@@ -39,6 +39,24 @@ def write_json(path: Path, content: Mapping[str, Any], error: type[HotlapError])
         write_atomically(path, text.encode())
 
 
+def write_sealed(path: Path, content: Mapping[str, Any], error: type[HotlapError]) -> None:
+    with writing(path, error):
+        write_atomically(path, seal(finite(content)))
+
+
+def read_sealed(path: Path, error: type[HotlapError]) -> dict[str, Any]:
+    """The content of a file by `write_sealed`. One from before it was sealed is read without its check."""
+    with reading(path, error):
+        sealed = path.read_bytes()
+    content = parse_object(sealed, str(path), error)
+    if CHECKSUM_FIELD not in content:
+        return content
+    try:
+        return unseal(sealed)
+    except ValueError as cause:
+        raise damaged(str(path), "unmodified content", str(cause), error) from cause
+
+
 def read_object(path: Path, error: type[HotlapError]) -> dict[str, Any]:
     """The JSON object in a file; whatever else is in it is raised as `error`."""
     with reading(path, error):

@@ -18,12 +18,12 @@ from typing import Any, NoReturn, Self
 from hotlap import settings
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.files import lock, make_directory, sync, write_atomically, writing
-from hotlap.json_files import finite, write_json
-from hotlap.runs.reader import CONFIG_NAME, RunFiles, whole_lines
+from hotlap.files import file_sha256, lock, make_directory, sync, write_atomically, writing
+from hotlap.json_files import finite, write_json, write_sealed
+from hotlap.runs.reader import CONFIG_NAME, SEALED_FIELD, RunFiles, whole_lines
 
 LOCK_NAME = "lock"
-LOG_STEP = re.compile(rb"step:(\d+)/")  # the start of a validation's line in log.txt
+LOG_STEP = re.compile(rb"step:(\d{1,18})/")  # the start of a validation's line in log.txt
 
 
 class RunDirectory(RunFiles):
@@ -125,7 +125,11 @@ class RunDirectory(RunFiles):
         )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.summary_path, summary, CheckpointError)
+        """The last file of a run. It seals the others: `load_run` notes what was changed afterwards."""
+        sha256 = {
+            path.name: file_sha256(path, CheckpointError) for path in self.sealed_paths if path.exists()
+        }
+        write_sealed(self.summary_path, {**summary, SEALED_FIELD: sha256}, CheckpointError)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one object, which readers see at once; numbers that are not finite are written as null."""
