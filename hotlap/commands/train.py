@@ -29,7 +29,7 @@ from hotlap.settings import (
     shown,
     to_json,
 )
-from hotlap.terminal import make_console
+from hotlap.terminal import make_console, printable
 
 if TYPE_CHECKING:
     from hotlap.runs.directory import RunDirectory
@@ -200,7 +200,7 @@ def exit_code(work: Callable[[], int]) -> int:
         return work()
     except HotlapError as mistake:
         if not tell_launcher(mistake):
-            print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201
+            print(f"hotlap: {printable(str(mistake))}", file=sys.stderr)  # noqa: T201
         return USER_MISTAKE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -29,6 +29,7 @@ from hotlap.json_files import unseal
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
+from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import from_json
 
 MODEL_FILE = "model.safetensors"
@@ -213,10 +214,10 @@ def find_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
     own = run.path / TOKENIZER_FILE
     if own.is_file():
         return read_tokenizer(own, data.get("tokenizer") or own.name)
-    directory = Path(data.get("directory", ""))
-    if not directory.is_dir():
+    directory = recorded_directory(data)
+    if directory is None or not directory.is_dir():
         raise DataError(
-            expected=f"a tokenizer: {own}, or the run's data at {directory}",
+            expected=f"a tokenizer: {own}, or the run's data at {directory or 'a recorded directory'}",
             found="neither",
             do=f"copy the {TOKENIZER_FILE} of its data to the run directory",
         )

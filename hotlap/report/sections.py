@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from hotlap.files import without_folders
 from hotlap.report import stats
 from hotlap.report.analysis import (
     BPB,
@@ -252,7 +253,10 @@ def configuration(runs_by_label: RunsByLabel) -> str:
     every = plain_table(
         "Every setting",
         ["setting", labels[0]],
-        [[name, shown(value)] for name, value in flatten(runs_by_label[labels[0]][0].config).items()],
+        [
+            [name, without_folders(shown(value))]
+            for name, value in flatten(runs_by_label[labels[0]][0].config).items()
+        ],
     )
     whole = folded("configuration", f"every setting of {labels[0]}", every)
     if len(labels) == 1:
@@ -263,7 +267,7 @@ def configuration(runs_by_label: RunsByLabel) -> str:
     table = plain_table(
         "Settings that differ",
         ["setting", *labels],
-        [[name, *map(shown, values)] for name, values in changes],
+        [[name, *(without_folders(shown(value)) for value in values)] for name, values in changes],
     )
     return table + whole
 
@@ -288,4 +292,4 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         elif prefix + key not in ("routing", "earlier"):
-            yield prefix + key, value if isinstance(value, str) else json.dumps(value)
+            yield prefix + key, without_folders(value if isinstance(value, str) else json.dumps(value))

@@ -22,6 +22,7 @@ from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
+from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import Say, silent
 from hotlap.runs import checkpoint as store
@@ -231,8 +232,8 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         ),
         "peak_gflops": lap.peak_gflops,
         "data": {
-            "source": lap.config.data.source,
-            "directory": str(lap.data.directory.resolve()),
+            "source": without_home(lap.config.data.source),
+            "directory": without_home(str(lap.data.directory.resolve())),
             "fingerprint": lap.data.train.fingerprint,
             "train_tokens": len(lap.data.train),
             "val_tokens": lap.data.validation.tokens,
