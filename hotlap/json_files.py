@@ -91,17 +91,23 @@ def seal(content: Mapping[str, Any], to_text: Callable[[Mapping[str, Any]], str]
     """`content` as readable JSON with a checksum field; `to_text` makes the text that the checksum is of."""
     assert CHECKSUM_FIELD not in content, f"`{CHECKSUM_FIELD}` is reserved for the seal"
     sealed = {**content, CHECKSUM_FIELD: hashlib.sha256(to_text(content).encode()).hexdigest()}
-    return (json.dumps(sealed, indent=1, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(sealed, indent=1, ensure_ascii=False) + "\n"
+    # What UTF-8 cannot encode, such as a byte of a path that is no text, becomes an escape of JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def unseal(sealed: bytes, to_text: Callable[[Mapping[str, Any]], str] = canonical) -> dict[str, Any]:
     """The content of sealed JSON. Raises ValueError, with a message for a user, if it is damaged."""
     try:
         content = json.loads(sealed)
-    except (ValueError, RecursionError) as error:
+        if not isinstance(content, dict) or CHECKSUM_FIELD not in content:
+            raise ValueError(f"no `{CHECKSUM_FIELD}` field")
+        checksum = content.pop(CHECKSUM_FIELD)
+        text = to_text(content)
+    except json.JSONDecodeError as error:
         raise ValueError(f"no valid JSON ({error})") from error
-    if not isinstance(content, dict) or CHECKSUM_FIELD not in content:
-        raise ValueError(f"no `{CHECKSUM_FIELD}` field")
-    if content.pop(CHECKSUM_FIELD) != hashlib.sha256(to_text(content).encode()).hexdigest():
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if checksum != hashlib.sha256(text.encode()).hexdigest():
         raise ValueError("content that does not match its own checksum")
     return content

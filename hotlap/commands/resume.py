@@ -27,7 +27,7 @@ class ResumePoint(NamedTuple):
 
     @property
     def saved_config(self) -> Config:
-        return from_json(Config, self.checkpoint.state["config"])
+        return from_json(Config, self.checkpoint.state.get("config"))
 
     def is_over(self, config: Config) -> bool:
         """Whether the run is complete, and `config` does not ask for more."""

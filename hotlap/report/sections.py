@@ -222,7 +222,7 @@ def _routing_table(run: Run) -> str:
     rows = [
         [
             str(entry.get("parameter", "")),
-            " × ".join(map(str, entry.get("shape") or [])) or "scalar",
+            _shape(entry.get("shape")),
             str(entry.get("optimizer", "")),
             shown(entry.get("lr")),
             shown(entry.get("owner")),
@@ -233,6 +233,10 @@ def _routing_table(run: Run) -> str:
     return plain_table(
         "Parameters by optimizer", ["parameter", "shape", "optimizer", "learning rate", "owner rank"], rows
     )
+
+
+def _shape(shape: Any) -> str:
+    return " × ".join(map(str, shape)) if isinstance(shape, list) and shape else "scalar"
 
 
 def samples(runs_by_label: RunsByLabel) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hotlap.errors import CheckpointError
 from hotlap.files import atomic_directory, file_sha256, make_directory, sync, writing
-from hotlap.json_files import seal, unseal
+from hotlap.json_files import read_object, seal, unseal
 
 FORMAT = "hotlap-checkpoint"
 VERSION = 1
@@ -131,15 +131,19 @@ def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
         raise CheckpointError(
             expected=f"{', '.join(missing)} in {path}", found=", ".join(found), do="use another checkpoint"
         )
-    return Checkpoint(
-        step=manifest["step"],
-        tensors={
-            group: load_file(path / f"{group}{TENSOR_SUFFIX}")
-            for group in found
-            if groups is None or group in groups
-        },
-        state=json.loads((path / STATE_NAME).read_bytes()),
-    )
+    tensors = {
+        group: _read_tensors(path / f"{group}{TENSOR_SUFFIX}")
+        for group in found
+        if groups is None or group in groups
+    }
+    return Checkpoint(manifest["step"], tensors, read_object(path / STATE_NAME, CheckpointError))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _damage(path, " ".join(str(error).split())) from error
 
 
 def load_latest(directory: Path, *, fallback: bool = False) -> tuple[Checkpoint, list[CheckpointError]]:
@@ -216,6 +220,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             found=f"{content.get('format')} version {content.get('version')}",
             do="read it with the version of Hotlap that wrote it",
         )
+    files = content.get("files")
+    if type(content.get("step")) is not int or not isinstance(files, dict) or STATE_NAME not in files:
+        raise _damage(place, "a manifest without a step, or without its files")
+    for name, recorded in files.items():
+        is_plain = name == STATE_NAME or re.fullmatch(rf"\w+{re.escape(TENSOR_SUFFIX)}", name)
+        if not is_plain or not isinstance(recorded, dict) or recorded.keys() != {"bytes", "sha256"}:
+            raise _damage(place, f"an entry for {name!r} that Hotlap does not write")
     return content
 
 

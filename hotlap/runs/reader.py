@@ -85,7 +85,9 @@ class RunFiles:
 
     def read_environment(self) -> dict[str, Any]:
         """Of the process that trained last; `earlier` has those of the processes before it."""
-        return read_object(self.environment_path, CheckpointError)
+        content = read_object(self.environment_path, CheckpointError)
+        check_environment(content, str(self.environment_path))
+        return content
 
     def read_summary(self) -> dict[str, Any] | None:
         """None if the run is still training or was killed."""
@@ -172,7 +174,7 @@ class Run:
     @property
     def environments(self) -> list[Mapping[str, Any]]:
         """Of each process that has trained this run, in order."""
-        return [*self.environment.get("earlier", []), self.environment]
+        return [*(self.environment.get("earlier") or []), self.environment]
 
     @property
     def started(self) -> str:
@@ -294,6 +296,13 @@ def _number(place: str, line: dict[str, Any], field: str) -> float:
     value = line.get(field)
     if value is None and (field in OPTIONAL_FIELDS or (field in MAY_DIVERGE and field in line)):
         return float("nan")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise damaged(place, f"a number as `{field}`", json.dumps(value), CheckpointError)
-    return float(value)
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError
+        number = float(value)
+        if field in COMMON_FIELDS and not math.isfinite(number):
+            raise OverflowError
+    except (TypeError, OverflowError):
+        found = json.dumps(value)[:40]
+        raise damaged(place, f"a number as `{field}`", found, CheckpointError) from None
+    return number

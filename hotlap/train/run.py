@@ -56,6 +56,7 @@ class RunOptions:
     # The step of the run's newest checkpoint when it was read; None: resume even if there are newer ones.
     newest_step: int | None = None
     sinks: list[str] = field(default_factory=list)
+    starts_over: bool = False  # the run exists, but its last process left no checkpoint
 
 
 @dataclass(frozen=True)
@@ -165,14 +166,20 @@ def open_directory(config: Config, progress: TrainingProgress, options: RunOptio
     if options.resume_from is not None:
         assert options.name is not None, "a run to resume has a name"
         run_directory = RunDirectory.open(options.root / options.name)
+    elif options.name is not None and options.starts_over:
+        run_directory = RunDirectory.open(options.root / options.name)
     elif options.name is not None:
         run_directory = RunDirectory.create(options.root, options.name)
     else:
         run_directory = RunDirectory.create_numbered(options.root, f"{config.recipe}-{config.size}")
     with run_directory:
-        if options.resume_from is not None:
+        if options.starts_over:
+            run_directory.lock()
+            run_directory.rewind(0, -1)
+        elif options.resume_from is not None:
             run_directory.lock()
             check_newest(run_directory, options.newest_step)
+            run_directory.rewound(progress.step, progress.evaluated_step)  # refuses a damaged run as it is
             # In this order, a process killed in between leaves no checkpoint that is ahead of its metrics.
             store.discard_after(run_directory.checkpoints, progress.step)
             run_directory.rewind(progress.step, progress.evaluated_step)

@@ -119,10 +119,17 @@ def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
         ) from error
     restore_state(lap.optimizers, saved.tensors["optimizer"])
     set_random_state(lap.distributed.device, dict(saved.tensors["random"]))
-    lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
-    progress = TrainingProgress(**saved.state["progress"])
-    if saved.state["progress"]["evaluation"] is not None:
-        progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+    try:
+        lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
+        progress = TrainingProgress(**saved.state["progress"])
+        if progress.evaluation is not None:
+            progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            expected="the progress of a run in its checkpoint",
+            found=f"{type(error).__name__}: {error}",
+            do="resume from another checkpoint, written by this version of Hotlap",
+        ) from error
     return progress
 
 
