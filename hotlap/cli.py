@@ -16,6 +16,7 @@ from typing import NoReturn
 from hotlap import __version__
 from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
+from hotlap.terminal import printable
 from hotlap.waiting import sharing_cores
 
 # The summaries are here and not in the command modules, so that `hotlap --help` imports none of them.
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except HotlapError as mistake:
-        print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201
+        print(f"hotlap: {printable(str(mistake))}", file=sys.stderr)  # noqa: T201
         code = USER_MISTAKE
     except KeyboardInterrupt:
         print("hotlap: interrupted", file=sys.stderr)  # noqa: T201

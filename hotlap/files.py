@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,15 +17,33 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from hotlap.errors import DataError, HotlapError
+from hotlap.errors import ConfigError, DataError, HotlapError
 
 
 def cache_directory() -> Path:
     """`$HOTLAP_CACHE` if set, otherwise `hotlap` in the user's cache directory."""
-    if own := os.environ.get("HOTLAP_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
+    try:
+        if own := os.environ.get("HOTLAP_CACHE"):
+            return Path(own).expanduser().absolute()
+        shared = os.environ.get("XDG_CACHE_HOME")
+        return (Path(shared) if shared else Path.home() / ".cache").expanduser().absolute() / "hotlap"
+    except RuntimeError as error:  # neither HOME nor an entry in the user database, as in some containers
+        raise ConfigError(
+            expected="a home directory, for the cache in it", found=str(error), do="set HOTLAP_CACHE"
+        ) from error
+
+
+def without_home(text: str) -> str:
+    """Text with the user's home directory as `~`, so that a file that is shared does not name the user."""
+    home = os.path.expanduser("~")
+    if len(home) < 2:
+        return text
+    return re.sub(rf"(?<![\w./-]){re.escape(home)}(?=/|$|[^\w.-])", "~", text)
+
+
+def without_folders(text: str) -> str:
+    """The text with absolute paths cut to their last part, so that nothing of this machine is shared."""
+    return re.sub(r"(?<![\w:/])~?/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
 @contextmanager
@@ -115,13 +134,13 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
     the hidden directory behind, and the next attempt empties it. Only one process may write `path` at a time.
 
     A directory that is already at `path` moves to `keep_replaced_as`; by default it is removed as soon as the
-    new one is in its place.
+    new one is in its place. If `path` is a symbolic link, the directory that it names is written.
     """
+    path = without_link(path)
     work = hidden(path, "unfinished")
     replaced = keep_replaced_as or hidden(path, "replaced")
     make_directory(path.parent)
-    if work.exists():
-        shutil.rmtree(work)
+    _remove(work)
     if keep_replaced_as is None and replaced.exists() and not path.exists():
         replaced.rename(path)  # a process was killed between the two renames below
     existed = path.exists()
@@ -131,7 +150,7 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
         for written in (*work.rglob("*"), work):
             sync(written)
         if existed:
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
             path.rename(replaced)
         work.rename(path)
     except BaseException:
@@ -142,6 +161,19 @@ def atomic_directory(path: Path, keep_replaced_as: Path | None = None) -> Iterat
     sync(path.parent)
     if keep_replaced_as is None:
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def without_link(path: Path) -> Path:
+    """`path`, or what it names if it is a symbolic link."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _remove(path: Path) -> None:
+    """Remove a leftover of an earlier attempt. Of a symbolic link only the link, never what it names."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def hidden(path: Path, ending: str) -> Path:
@@ -162,7 +194,7 @@ def lock(path: Path, when_held: Callable[[str], None]) -> FileIO:
 
     while True:
         with ExitStack() as stack:
-            file = stack.enter_context(path.open("a+b", buffering=0))
+            file = stack.enter_context(FileIO(path, "a+", opener=_without_following))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -174,6 +206,11 @@ def lock(path: Path, when_held: Callable[[str], None]) -> FileIO:
                 file.write(f"{os.getpid()}\n".encode())
                 stack.pop_all()
                 return file
+
+
+def _without_following(path: str, flags: int) -> int:
+    """Open a file, but not through a symbolic link: whoever made the link would choose what is truncated."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_at(path: Path, file: FileIO) -> bool:

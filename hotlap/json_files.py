@@ -39,6 +39,24 @@ def write_json(path: Path, content: Mapping[str, Any], error: type[HotlapError])
         write_atomically(path, text.encode())
 
 
+def write_sealed(path: Path, content: Mapping[str, Any], error: type[HotlapError]) -> None:
+    with writing(path, error):
+        write_atomically(path, seal(finite(content)))
+
+
+def read_sealed(path: Path, error: type[HotlapError]) -> dict[str, Any]:
+    """The content of a file by `write_sealed`. One from before it was sealed is read without its check."""
+    with reading(path, error):
+        sealed = path.read_bytes()
+    content = parse_object(sealed, str(path), error)
+    if CHECKSUM_FIELD not in content:
+        return content
+    try:
+        return unseal(sealed)
+    except ValueError as cause:
+        raise damaged(str(path), "unmodified content", str(cause), error) from cause
+
+
 def read_object(path: Path, error: type[HotlapError]) -> dict[str, Any]:
     """The JSON object in a file; whatever else is in it is raised as `error`."""
     with reading(path, error):
@@ -73,17 +91,23 @@ def seal(content: Mapping[str, Any], to_text: Callable[[Mapping[str, Any]], str]
     """`content` as readable JSON with a checksum field; `to_text` makes the text that the checksum is of."""
     assert CHECKSUM_FIELD not in content, f"`{CHECKSUM_FIELD}` is reserved for the seal"
     sealed = {**content, CHECKSUM_FIELD: hashlib.sha256(to_text(content).encode()).hexdigest()}
-    return (json.dumps(sealed, indent=1, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(sealed, indent=1, ensure_ascii=False) + "\n"
+    # What UTF-8 cannot encode, such as a byte of a path that is no text, becomes an escape of JSON.
+    return text.encode(errors="backslashreplace")
 
 
 def unseal(sealed: bytes, to_text: Callable[[Mapping[str, Any]], str] = canonical) -> dict[str, Any]:
     """The content of sealed JSON. Raises ValueError, with a message for a user, if it is damaged."""
     try:
         content = json.loads(sealed)
-    except (ValueError, RecursionError) as error:
+        if not isinstance(content, dict) or CHECKSUM_FIELD not in content:
+            raise ValueError(f"no `{CHECKSUM_FIELD}` field")
+        checksum = content.pop(CHECKSUM_FIELD)
+        text = to_text(content)
+    except json.JSONDecodeError as error:
         raise ValueError(f"no valid JSON ({error})") from error
-    if not isinstance(content, dict) or CHECKSUM_FIELD not in content:
-        raise ValueError(f"no `{CHECKSUM_FIELD}` field")
-    if content.pop(CHECKSUM_FIELD) != hashlib.sha256(to_text(content).encode()).hexdigest():
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if checksum != hashlib.sha256(text.encode()).hexdigest():
         raise ValueError("content that does not match its own checksum")
     return content

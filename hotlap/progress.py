@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Self, TextIO
 
+from hotlap.terminal import printable
+
 Say = Callable[[str], None]
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -21,7 +23,7 @@ def silent(line: str) -> None:
 
 
 def to_stderr(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 

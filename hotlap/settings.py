@@ -19,6 +19,8 @@ from hotlap.errors import ConfigError
 
 C = TypeVar("C")
 
+LARGEST = 2**63  # whole numbers are below it: torch and NumPy count in 64 bits
+
 
 def setting(default: Any, doc: str) -> Any:
     """A dataclass field with its one-line doc."""
@@ -189,7 +191,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items()) or "none"
+        return ",".join(f"{key}={shown(number)}" for key, number in value.items()) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -217,7 +219,7 @@ def _replace(config: C, changes: Mapping[str, Any]) -> C:
 def _wrong(value: Any, annotation: Any, name: str) -> ConfigError:
     return ConfigError(
         expected=f"`{name}` as {describe_type(annotation)}",
-        found="no value" if value == "" else repr(value),
+        found="no value" if value == "" else repr(value)[:80],
         do="give one" if value == "" else "change the value",
     )
 
@@ -233,7 +235,7 @@ def _from_text(text: str, annotation: Any, name: str) -> Any:
         if annotation is bool:
             return {"": True, "true": True, "false": False}[text.lower()]
         if annotation is int:
-            return int(text.replace("_", ""))
+            return _checked(int(text.replace("_", "")), int, name)
         if annotation is float:
             return float(text)
         if origin is tuple:
@@ -265,8 +267,14 @@ def _checked(value: Any, annotation: Any, name: str) -> Any:
         return tuple(_checked(item, inner, name) for item in value)
     if origin is dict and isinstance(value, dict):
         return {_checked(k, str, name): _checked(v, float, name) for k, v in value.items()}
-    if annotation is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if annotation is float and (type(value) is float or _is_whole(value)):
         return float(value)
-    if annotation in (int, str, bool) and type(value) is annotation:
+    if annotation is int and _is_whole(value):
+        return value
+    if annotation in (str, bool) and type(value) is annotation:
         return value
     raise _wrong(value, annotation, name)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < LARGEST

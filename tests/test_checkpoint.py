@@ -242,11 +242,21 @@ def test_resuming_from_before_leaves_no_later_history_to_resume_from(tmp_path):
     assert names(tmp_path) == ["step-000010"]
 
 
-def test_a_damaged_one_is_not_kept_as_the_best(tmp_path):
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+def test_a_damaged_one_that_may_be_the_best_stays_and_is_not_passed_over(tmp_path, name):
     store.save(tmp_path, small(1, 0.1), keep=1)
-    (tmp_path / "step-000001" / "state.json").write_text("{")
+    file = tmp_path / "step-000001" / name
+    whole = file.read_bytes()
+    file.write_text("{")
     store.save(tmp_path, small(2, 0.2), keep=1)
-    assert names(tmp_path) == ["step-000002"]
+    store.save(tmp_path, small(3, 0.3), keep=1)
+    assert names(tmp_path) == ["step-000001", "step-000002", "step-000003"]
+    with pytest.raises(CheckpointError, match="to know which is the best; found step-000001 with"):
+        store.best(tmp_path)
+    file.write_bytes(whole)
+    assert store.best(tmp_path) == tmp_path / "step-000001"
+    store.save(tmp_path, small(4, 0.4), keep=1)
+    assert names(tmp_path) == ["step-000001", "step-000004"]
 
 
 @pytest.mark.parametrize("failing", ["hotlap.runs.checkpoint.save_file", "hotlap.files.sync"])

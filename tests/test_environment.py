@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from hotlap.train import environment
-from hotlap.train.environment import RECORDED_VARIABLES, describe_environment, working_commit
+from hotlap.train.environment import RECORDED_VARIABLES, describe_environment, source_commit
 
 
 def describe():
@@ -66,29 +65,64 @@ def test_no_variable_is_recorded_but_those_named(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in facts["variables"]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-        command = ["git", *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+def test_the_users_home_is_not_named(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/jo")
+    monkeypatch.setenv("LD_PRELOAD", "/home/jo/lib/malloc.so:/home/jo2/x.so:/opt/home/jo/y.so")
+    assert describe()["variables"]["LD_PRELOAD"] == "~/lib/malloc.so:/home/jo2/x.so:/opt/home/jo/y.so"
+    for nowhere in ("/", ""):
+        monkeypatch.setenv("HOME", nowhere)
+        assert "LD_PRELOAD" in describe()["variables"]
 
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+def git(*arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+@needs_git
+def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert working_commit() is None
+    assert source_commit(tmp_path) is None
     git("init", "--quiet")
-    assert working_commit() is None
+    assert source_commit(tmp_path) is None
     (tmp_path / "recipe.py").write_text("lr = 1")
     git("add", "recipe.py")
     git("commit", "--quiet", "-m", "first")
     git("tag", "-a", "v1", "-m", "v1")
     commit = git("rev-parse", "HEAD")
     (tmp_path / "untracked").write_text("")
-    assert working_commit() == commit
+    assert source_commit(tmp_path) == commit
     (tmp_path / "recipe.py").write_text("lr = 20")
-    assert working_commit() == f"{commit}-dirty"
+    assert source_commit(tmp_path) == f"{commit}-dirty"
+    # A package that is installed below another repository has no commit of its own.
+    (tmp_path / "site-packages").mkdir()
+    assert source_commit(tmp_path / "site-packages") is None
 
 
-def test_a_machine_without_git_has_no_commit(monkeypatch):
+@needs_git
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "core.hooksPath"])
+def test_no_program_of_a_repository_runs(tmp_path, monkeypatch, setting):
+    """Neither one of the working directory, nor of the checkout itself."""
+    monkeypatch.chdir(tmp_path)
+    hook = tmp_path / "hooks" / "post-index-change"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'ran'}'\n")
+    hook.chmod(0o755)
+    git("init", "--quiet")
+    (tmp_path / "recipe.py").write_text("lr = 1")
+    git("add", "recipe.py")
+    git("commit", "--quiet", "-m", "first")
+    git("config", setting, str(hook if setting == "core.fsmonitor" else hook.parent))
+    describe()
+    assert source_commit(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_machine_without_git_has_no_commit(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
-    assert environment.working_commit() is None
+    assert source_commit(tmp_path) is None

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.command import complaint
-from tests.trained_run import in_process, trained_run, write_texts
+from tests.trained_run import copied_run, in_process, trained_run, write_texts
 
 
 def evaluate(capsys, *arguments: str):
@@ -29,6 +29,18 @@ def test_it_equals_the_trainers_last_validation(capsys):
     assert source["tokens"] == environment["data"]["val_tokens"]
     assert 0 <= source["tokens_left_out"] < 128
     assert 0 < source["bytes"] <= environment["data"]["val_bytes"]
+
+
+def test_the_runs_own_data_is_found_from_the_users_home(capsys, tmp_path, monkeypatch):
+    run = copied_run(tmp_path)
+    path = run / "environment.json"
+    environment = json.loads(path.read_text())
+    monkeypatch.setenv("HOME", str(trained_run().parents[1]))
+    environment["data"]["directory"] = "~/data"
+    path.write_text(json.dumps(environment))
+    result = in_process(capsys, "eval", str(run), "--device", "cpu", "--tokens", "256", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["sources"][0]["data"] == str(trained_run().parents[1] / "data")
 
 
 def test_each_source_gets_its_line(capsys):

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import hotlap.inference.export
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.inference.export import export, without_folders
+from hotlap.files import without_folders
+from hotlap.inference.export import export
 from hotlap.inference.load import load
 from tests.command import complaint
 from tests.trained_run import in_process, trained_run

@@ -112,3 +112,38 @@ def test_an_attempt_after_a_kill_between_the_renames_finds_the_old_directory(tmp
     with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "data"):
         raise KeyboardInterrupt
     assert (tmp_path / "data" / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize("ending", ["unfinished", "replaced"])
+def test_a_link_under_a_temporary_name_is_removed_but_never_followed(tmp_path, ending):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    (tmp_path / "data").mkdir()
+    for target in (precious, tmp_path / "nowhere"):
+        (tmp_path / f".data.{ending}").symlink_to(target)
+        with atomic_directory(tmp_path / "data") as work:
+            (work / "new").touch()
+        assert names(tmp_path / "data") == ["new"]
+        assert names(tmp_path) == ["data", "precious"]
+    assert (precious / "file").read_text() == "kept"
+
+
+def test_a_link_to_a_directory_stays_and_the_directory_is_replaced(tmp_path):
+    link, target = tmp_path / "link", tmp_path / "disk" / "data"
+    link.symlink_to(target)
+    for content in ("first", "second", "third"):
+        with atomic_directory(link) as work:
+            (work / content).touch()
+        assert names(target) == names(link) == [content]
+    assert link.is_symlink()
+    assert (names(tmp_path), names(target.parent)) == (["disk", "link"], ["data"])
+
+
+def test_a_lock_is_not_taken_through_a_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "lock").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        lock(tmp_path / "lock", refuse)
+    assert precious.read_text() == "kept"

@@ -1,5 +1,6 @@
 """Compiling the kernels in C: what is kept and found again, which compilers are taken, and doing without."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -85,6 +86,63 @@ def test_a_damaged_file_is_compiled_once_more(tmp_path) -> None:
 def test_a_cache_that_cannot_be_written_is_a_reason_too(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a directory should be")
     assert "Not a directory" in asked(tmp_path) or "File exists" in asked(tmp_path)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch) -> list[Path]:
+    """What `_compiled` has compiled, by a made-up compiler that writes a few bytes with their checksum."""
+    calls: list[Path] = []
+
+    def compile_quickly(_compiler: list[str], path: Path) -> None:
+        calls.append(path)
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"library" + hashlib.sha256(b"library").digest())
+        path.chmod(0o755)
+
+    monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_compiler", lambda: ["cc"])
+    monkeypatch.setattr(library, "_fingerprint", lambda _compiler: "kind")
+    monkeypatch.setattr(library, "_compile", compile_quickly)
+    return calls
+
+
+def test_what_others_could_have_written_is_compiled_anew(made) -> None:
+    kept = library._compiled()
+    assert library._compiled() == kept
+    assert len(made) == 1
+    for mode in (0o775, 0o757):
+        kept.chmod(mode)
+        library._compiled()
+        assert kept.stat().st_mode & 0o777 == 0o755
+    assert len(made) == 3
+    kept.rename(kept.with_name("elsewhere"))
+    kept.symlink_to("elsewhere")
+    library._compiled()
+    assert not kept.is_symlink()
+    assert len(made) == 4
+
+
+def test_a_directory_of_ours_is_closed_to_others(made) -> None:
+    directory = library._compiled().parent
+    directory.chmod(0o777)
+    library._compiled()
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+def test_nothing_of_another_user_is_loaded(made) -> None:
+    kept = library._compiled()
+    os.chown(kept, 12345, -1)
+    library._compiled()
+    assert (kept.stat().st_uid, len(made)) == (0, 2)
+    os.chown(kept.parent, 12345, -1)
+    with pytest.raises(library._UnavailableError, match=r"other users can write to .*: set HOTLAP_CACHE"):
+        library._compiled()
+
+
+@needs_kernels
+def test_without_a_home_there_is_a_reason_instead_of_kernels(tmp_path) -> None:
+    assert "set HOTLAP_CACHE" in asked(tmp_path, HOTLAP_CACHE="~no-such-user/cache")
 
 
 @needs_kernels

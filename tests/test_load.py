@@ -20,6 +20,7 @@ from hotlap.recipes import resolve
 from hotlap.runs import checkpoint as store
 from hotlap.settings import updated
 from hotlap.train.masking import Masking
+from tests.command import complaint
 from tests.trained_run import copied_run, in_process, trained_run, write_texts
 
 
@@ -161,6 +162,25 @@ def test_the_tokenizer_of_other_data_in_the_same_place_is_refused(tmp_path, caps
     (run / "environment.json").write_text(json.dumps(environment))
     with pytest.raises(DataError, match="different shards"):
         _ = load_quietly(run).tokenizer
+
+
+def test_a_tokenizer_with_other_ids_is_refused_also_by_export(tmp_path, capsys):
+    run = copied_run(tmp_path)
+    own = run / "tokenizer.json"
+    content = json.loads(own.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = [token for token, rank in vocabulary.items() if rank in (270, 271)]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    own.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"the run .* was trained with; found another one"):
+        _ = load_quietly(run).tokenizer
+    complaint(in_process(capsys, "export", str(run), str(tmp_path / "exported"), "--device", "cpu"))
+    assert not (tmp_path / "exported").exists()
+    # A run from before the fingerprint was kept cannot be verified, and still loads.
+    saved = store.load(store.latest(run / "checkpoints"))
+    older = {key: value for key, value in saved.state.items() if key != "tokenizer"}
+    store.save(run / "checkpoints", dataclasses.replace(saved, state=older), keep=1)
+    assert load_quietly(run).tokenizer.vocab_size == 300
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(loaded):

@@ -126,6 +126,28 @@ def test_only_whole_rounds_count(race):
     assert [(row["label"], row["runs"]) for row in rows] == [("softcap", 2), ("adamw", 2)]
 
 
+def test_runs_that_are_missing_are_named_in_the_report(race, capsys):
+    race(PLAN)
+    path = race.directory.path
+    shutil.rmtree(path / NAMES[3])
+    (path / NAMES[0]).rename(path / "stranger")
+    hotlap_here("report", str(path))
+    page = (path / "report.html").read_text()
+    assert f"runs of the plan that are not counted: {NAMES[0]}, {NAMES[3]}" in page
+    assert "runs that are not in the plan: stranger" in page
+    shutil.rmtree(path / "stranger")
+    notes = conclude(race.directory, PLAN)["statistics"]["notes"]
+    assert notes == [f"runs of the plan that are not counted: {', '.join(NAMES[:4])}"]
+
+
+def test_a_changed_label_is_refused(race):
+    race(PLAN)
+    plan = race.directory.plan_path
+    plan.write_text(plan.read_text().replace('"label": "adamw"', '"label": "adam"'))
+    with pytest.raises(RaceError, match=r"unmodified content in .*race\.json"):
+        race.directory.read_plan()
+
+
 def test_a_diverged_run_is_a_result(race):
     order, _, said = race(PLAN, ends={NAMES[1]: "diverged"})
     assert order == NAMES

@@ -105,6 +105,56 @@ def test_a_run_that_ended_without_a_finite_validation_has_diverged(tmp_path, wri
     assert load_run(directory).status == RunFiles(directory).read_status() == status
 
 
+def sealed_run(directory):
+    """A finished run whose summary has the checksums of its files."""
+    make_run(directory)
+    summary = json.loads((directory / "summary.json").read_text())
+    with RunDirectory.open(directory) as run:
+        run.write_summary(summary)
+    return directory
+
+
+def test_what_was_changed_after_the_end_is_noted(tmp_path):
+    directory = sealed_run(tmp_path / "a")
+    assert load_run(directory).notes == ()
+    for name in ("config.json", "environment.json", "metrics.jsonl"):
+        path = directory / name
+        before = path.read_bytes()
+        path.write_bytes(before.replace(b"1", b"2", 1))
+        assert any(note == f"{name} was changed after the run ended" for note in load_run(directory).notes)
+        path.write_bytes(before)
+    (directory / "environment.json").unlink()
+    assert load_run(directory).notes == ("environment.json was changed after the run ended",)
+
+
+def test_a_changed_summary_is_refused(tmp_path):
+    directory = sealed_run(tmp_path / "a")
+    path = directory / "summary.json"
+    path.write_text(path.read_text().replace('"steps": 50', '"steps": 51'))
+    with pytest.raises(CheckpointError, match=r"unmodified content in .*summary\.json"):
+        load_run(directory)
+
+
+def swapped(lines):
+    return [*lines[:10], lines[11], lines[10], *lines[12:]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [swapped, lambda lines: lines[::-1], lambda lines: lines[:20] + lines[21:]],
+    ids=["swapped", "reversed", "dropped"],
+)
+def test_lines_in_disorder_are_noted_in_a_run_that_goes_on(tmp_path, change):
+    directory = make_run(tmp_path / "a", status=None)
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    assert load_run(directory).notes == ()
+    path.write_text("".join(f"{line}\n" for line in change(lines)))
+    notes = load_run(directory).notes
+    assert notes
+    assert all("lines are missing or out of order" in note for note in notes)
+
+
 def test_resumes_are_kept(tmp_path):
     directory = make_run(tmp_path / "a")
     append_metrics(directory, [{"kind": "resume", "step": 20, "world_size": 2}])

@@ -308,6 +308,18 @@ def test_text_of_runs_cannot_become_markup(tmp_path):
     assert evil in text_of(page)
 
 
+def test_a_page_names_no_folder_of_this_machine(tmp_path):
+    run = make_run(tmp_path / "a", changes={"data.source": "/home/jo/private/texts"})
+    path = run / "environment.json"
+    environment = json.loads(path.read_text())
+    environment["data"] = {"source": "/home/jo/private/texts", "directory": "~/private/texts"}
+    path.write_text(json.dumps(environment))
+    other = make_run(tmp_path / "b", changes={"data.source": "/home/jo/private/others"})
+    page = render_page(label_runs([load_run(run), load_run(other)]), "title")
+    assert "private" not in page
+    assert "data.source=others" in page
+
+
 def test_a_page_loads_nothing_from_elsewhere(tmp_path):
     page = render_page(labelled(make_run(tmp_path / "a")), "t")
     shell = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)

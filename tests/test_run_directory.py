@@ -45,7 +45,9 @@ def test_what_is_written_is_read(run):
     again = RunDirectory.open(run.path)
     assert again.read_config() == config
     assert again.read_environment() == {"torch": "2", "peak_gflops": None}
-    assert again.read_summary() == {"status": "diverged", "val_loss": None, "seconds": {"total": None}}
+    summary = again.read_summary()
+    assert summary.pop("sha256").keys() == {"config.json", "environment.json"}
+    assert summary == {"status": "diverged", "val_loss": None, "seconds": {"total": None}}
     assert not list(run.path.glob("*.partial"))
 
 
@@ -181,6 +183,40 @@ def test_rewinding_drops_what_came_after_a_step_and_half_lines(run):
         b"",
     ]
     assert resumed.read_summary() is None
+
+
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("metrics.jsonl", '{"kind": "train", "step": Infinity}'),
+        ("environment.json", '{"earlier": 5}'),
+        ("environment.json", "{"),
+    ],
+)
+def test_a_damaged_run_is_not_rewound_and_loses_nothing(run, name, damage):
+    run.append_metrics({"kind": "train", "step": 1})
+    run.write_environment({"torch": "2"})
+    run.write_summary({"status": "interrupted"})
+    run.close()
+    (run.path / name).write_text(f"{damage}\n")
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"}
+    resumed = RunDirectory.open(run.path)
+    resumed.lock()
+    with resumed, pytest.raises(CheckpointError, match=name):
+        resumed.rewind(1, -1)
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"} == before
+
+
+def test_a_sample_with_other_fields_is_rewound(run):
+    run.append_metrics({"kind": "sample", "step": 1, "text": "first \ud800", "seed": 3})
+    run.append_metrics({"kind": "sample", "step": 2})
+    run.append_log("step:" + "9" * 5000 + "/10")
+    run.close()
+    resumed = RunDirectory.open(run.path)
+    resumed.lock()
+    with resumed:
+        resumed.rewind(2, 2)
+    assert resumed.samples_path.read_text() == "sample at step 1:\nfirst \\ud800\nsample at step 2:\n\n"
 
 
 def test_rewinding_a_run_that_wrote_nothing_yet(run):

@@ -123,6 +123,24 @@ def test_damaged_json_is_refused_by_the_settings_name(damage, message):
         from_json(Config, data)
 
 
+@pytest.mark.parametrize("text", [str(2**63), str(-(2**63)), "9" * 400, "9" * 5000])
+def test_a_whole_number_of_more_than_64_bits_is_refused(text):
+    with pytest.raises(ConfigError, match=r"`schedule\.steps` as whole number"):
+        parse(Config, {"schedule.steps": text})
+
+
+@pytest.mark.parametrize("name", ["schedule.steps", "optim.muon.lr"])
+def test_a_number_of_more_than_64_bits_in_json_is_refused(name):
+    content = to_json(Config())
+    *sections, last = name.split(".")
+    inner = content
+    for section in sections:
+        inner = inner[section]
+    inner[last] = 10**400
+    with pytest.raises(ConfigError, match=name):
+        from_json(Config, content)
+
+
 def test_json_that_is_older_than_a_setting_gives_it_its_default():
     changed = updated(Config(), {"model.width": 96, "model.num_heads": 2})
     data = to_json(changed)

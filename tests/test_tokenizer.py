@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +26,14 @@ from hotlap.corpus.corpora import (
     gpt2_from_merges,
     gpt2_from_ranks,
 )
-from hotlap.corpus.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, pieces, train_tokenizer
+from hotlap.corpus.tokenizer import (
+    END_OF_TEXT,
+    Tokenizer,
+    load_tokenizer,
+    pieces,
+    read_tokenizer,
+    train_tokenizer,
+)
 from hotlap.data.manifest import Manifest, TokenizerEntry, describe_shard, write_manifest
 from hotlap.data.shards import write_shard
 from hotlap.errors import ConfigError, DataError
@@ -136,6 +146,38 @@ def test_training_is_deterministic_across_processes(small: Tokenizer, tmp_path: 
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == small.fingerprint
+
+
+def renamed(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    vocabulary["zzzz"] = vocabulary.pop("z")
+
+
+def with_a_gap(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["z"] = 5000
+
+
+def without_vocabulary(content: dict[str, Any]) -> None:
+    content["model"]["vocab"] = [1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (renamed, "no token for the byte 0x7a"),
+        (with_a_gap, "ids have gaps"),
+        (without_vocabulary, "TypeError"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused_before_it_can_abort_the_process(
+    small: Tokenizer, tmp_path: Path, damage: Callable[[dict[str, Any]], None], part: str
+) -> None:
+    content = json.loads(small.content)
+    damage(content)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=part):
+        read_tokenizer(path, "damaged")
 
 
 def test_text_too_small_for_the_vocabulary_is_refused() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import math
@@ -489,15 +490,17 @@ def test_a_name_that_exists_is_refused(tiny_data, tmp_path):
 def test_other_data_than_the_run_was_started_with_is_refused(tiny_data, tmp_path):
     config = pico(tiny_data, 2)
     train(config, tmp_path, "run")
-    state = tmp_path / "run" / "checkpoints" / "step-000002" / "state.json"
-    saved = json.loads(state.read_text())
-    assert saved["data"]
-    checkpoint = store.load(state.parent)
-    other = store.Checkpoint(checkpoint.step, checkpoint.tensors, {**checkpoint.state, "data": "other"})
+    checkpoint = store.load(tmp_path / "run" / "checkpoints" / "step-000002")
     with process_group("cpu") as distributed:
         lap = build_lap(config, tiny_data, distributed, Clock())
-        with pytest.raises(CheckpointError, match="other training shards"):
-            restore(lap, other)
+        for key, split in (("data", "training"), ("validation_data", "validation")):
+            assert checkpoint.state[key]
+            other = dataclasses.replace(checkpoint, state={**checkpoint.state, key: "other"})
+            with pytest.raises(CheckpointError, match=f"other {split} shards"):
+                restore(lap, other)
+        # As it was written before the validation split's fingerprint was kept.
+        older = {key: value for key, value in checkpoint.state.items() if key != "validation_data"}
+        assert restore(lap, dataclasses.replace(checkpoint, state=older)).step == 2
 
 
 def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_path, monkeypatch):

@@ -8,16 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from hotlap.config import Config
 from hotlap.recipes import RECIPES
 from hotlap.runs import checkpoint as store
+from hotlap.train.run import RunOptions, open_directory
+from hotlap.train.snapshot import TrainingProgress
 from tests.command import complaint, hotlap, hotlap_here
 from tests.ranks import ADDRESS, free_port
+from tests.trained_run import copied_run, in_process
 from tests.training import assert_one_curve, command, final_weights, losses, start
 
 STEADY = ("--checkpoint.every-steps", "1", "--evaluation.every-steps", "10")
@@ -411,3 +416,85 @@ def test_every_recipe_trains_from_the_command_line(tiny_data, tmp_path, recipe):
     assert result.returncode == 0, result.stderr
     curve = losses(next((tmp_path / "runs").iterdir()))
     assert sum(curve[-5:]) / 5 < curve[0] - 0.8
+
+
+def restart(run, monkeypatch, capsys, *more):
+    """`hotlap train --name` again, as torchrun starts it; nothing is trained."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    config = json.loads((run / "config.json").read_text())
+    settings = ["--vocab-size", "300", "--steps", "3", "--precision", "float32", "--device", "cpu"]
+    settings += ["--compile", "off", "--evaluation.tokens", "none", "--evaluation.every-steps", "0"]
+    where = ["--data.source", config["data"]["source"], "--runs", str(run.parent), "--name", run.name]
+    return in_process(capsys, "train", "softcap", "--size", "pico", *settings, *where, *more)
+
+
+def started_by(run, **facts):
+    path = run / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def test_a_restart_by_torchrun_goes_on_with_its_own_run_and_no_other(tmp_path, monkeypatch, capsys):
+    run = copied_run(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    assert "`lap`, which exists" in complaint(restart(run, monkeypatch, capsys))
+    started_by(run, variables={"TORCHELASTIC_RUN_ID": "job-7"})
+    again = restart(run, monkeypatch, capsys)
+    assert again.returncode == 0, again.stderr
+    assert "is over: step 3 of 3" in again.stdout
+    # The first start of a job takes over nothing.
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    words = ["train", "softcap", "--size", "pico", "--runs", str(run.parent), "--name", run.name]
+    assert "`lap`, which exists" in complaint(in_process(capsys, *words))
+
+
+def test_a_restart_of_a_job_without_a_name_goes_on_with_what_was_started_since(tmp_path, monkeypatch, capsys):
+    run = copied_run(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    started_by(run, started="2020-01-01T00:00:00+00:00")
+    assert "`lap`, which exists" in complaint(restart(run, monkeypatch, capsys))
+    started_by(run, started=datetime.now(UTC).isoformat(timespec="seconds"))
+    again = restart(run, monkeypatch, capsys)
+    assert again.returncode == 0, again.stderr
+    assert "is over" in again.stdout
+    # Without a checkpoint it starts over: the settings are taken, the lines of the first attempt are not.
+    shutil.rmtree(run / "checkpoints")
+    dry = restart(run, monkeypatch, capsys, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    options = RunOptions(run.parent, run.name, starts_over=True)
+    with open_directory(Config(), TrainingProgress(), options) as directory:
+        assert directory.read_metrics().lines == []
+        assert directory.read_summary() is None
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_that_is_killed(tiny_data, tmp_path):
+    """A rank kills itself once, after a checkpoint; the second attempt ends as an uncut run does."""
+    script = tmp_path / "lap.py"
+    script.write_text(
+        "import os, pathlib, signal, sys\n"
+        "from hotlap.cli import main\n"
+        "from hotlap.train.snapshot import Snapshots\n"
+        "save, died = Snapshots.save, pathlib.Path(sys.argv.pop(1))\n"
+        "def save_and_die(self, *arguments):\n"
+        "    save(self, *arguments)\n"
+        "    if not died.exists():\n"
+        "        died.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Snapshots.save = save_and_die\n"
+        "main()\n"
+    )
+    words = command(tiny_data, 6, "--name", "lap", "--checkpoint.every-steps", "3")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*torchrun, str(script), str(tmp_path / "died"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    uncut = hotlap(*command(tiny_data, 6, "--name", "uncut"), cwd=tmp_path)
+    assert uncut.returncode == 0, uncut.stderr
+    assert (tmp_path / "died").exists()
+    assert losses(tmp_path / "runs" / "lap") == losses(tmp_path / "runs" / "uncut")

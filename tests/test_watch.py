@@ -13,7 +13,7 @@ import pytest
 
 import hotlap
 from hotlap.errors import ReportError
-from hotlap.report.live import LiveServer
+from hotlap.report.live import MAX_CONNECTIONS, LiveHandler, LiveServer
 from tests.browser import browser, console_complaints, needs_browser, requested_urls, wait_until
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
@@ -93,6 +93,24 @@ def test_only_this_machine_gets_an_answer(server):
 def test_a_foreign_host_name_that_points_here_is_refused(server):
     assert get(server, "/news.json", host=f"evil.example:{server.server_port}")[0] == 403
     assert get(server, "/news.json", host=f"localhost:{server.server_port}")[0] == 200
+
+
+def test_connections_that_say_nothing_end_and_are_few(run, monkeypatch):
+    monkeypatch.setattr(LiveHandler, "timeout", 1.0)
+    with LiveServer(run) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        before = threading.active_count()
+        silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(100)]
+        for connection in silent:
+            connection.settimeout(30)
+            assert threading.active_count() <= before + MAX_CONNECTIONS
+        assert [connection.recv(1) for connection in silent] == [b""] * len(silent)  # closed by the server
+        for connection in silent:
+            connection.close()
+        assert get(server, "/")[0] == 200
+        server.shutdown()
+        thread.join()
 
 
 def test_wrong_input(tmp_path, run, server):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.errors import INTERRUPTED, ConfigError, DataError
 from hotlap.progress import to_stderr
+from hotlap.terminal import printable
 
 if TYPE_CHECKING:
     from hotlap.corpus.hub import HubSource
@@ -177,7 +178,8 @@ def run_inspect(args: argparse.Namespace) -> None:
 
     found = inspect_directory(args.directory)
     if args.json:
-        _print(json.dumps(dataclasses.asdict(found), indent=1, ensure_ascii=False))
+        text = json.dumps(dataclasses.asdict(found), indent=1, ensure_ascii=False)
+        sys.stdout.write(printable(text, lines=True) + "\n")
         return
     for line in as_lines(found):
         _print(line)
@@ -188,7 +190,7 @@ def run_list(args: argparse.Namespace) -> None:
 
     listed = entries()
     if args.json:
-        _print(json.dumps([dataclasses.asdict(entry) for entry in listed], indent=1))
+        sys.stdout.write(json.dumps([dataclasses.asdict(entry) for entry in listed], indent=1) + "\n")
         return
     for entry in listed:
         size = f"{entry.text_bytes / 1e6:.1f} MB" if entry.text_bytes else "200 MB per shard"
@@ -201,4 +203,4 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")

@@ -69,14 +69,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def training_directory(loaded: LoadedModel) -> Path:
-    directory = loaded.stored.training["data"].get("directory")
-    if directory is None or not Path(directory).is_dir():
+    from hotlap.runs.recorded import recorded_directory
+
+    directory = recorded_directory(loaded.stored.training.get("data") or {})
+    if directory is None or not directory.is_dir():
         raise DataError(
             expected="the data that the run was trained on",
             found=f"nothing at {directory}" if directory else "no record of where it is",
             do="give a directory with --data",
         )
-    return Path(directory)
+    return directory
 
 
 def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:

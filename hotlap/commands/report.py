@@ -41,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
     from hotlap.report.page import write_report
     from hotlap.report.picture import write_picture
 
-    runs_by_label = labeled(args.runs, runs)
-    analysis = analyze(runs_by_label, args.metric)
+    runs_by_label, notes = labeled(args.runs, runs)
+    analysis = analyze(runs_by_label, args.metric, notes)
     title = args.title or args.runs[0].resolve().name
     out = args.out or args.runs[0] / "report.html"
     if args.png:
         write_picture(runs_by_label, args.png, title)
-    write_report(runs_by_label, out, title, metric=args.metric)
+    write_report(runs_by_label, out, title, metric=args.metric, notes=notes)
     console = make_console()
     if args.json:
-        console.print_json(json.dumps(to_json(analysis)))
+        console.print_json(json.dumps(to_json(analysis)), ensure_ascii=True)
     else:
         for row in analysis.rows:
             if row.verdict:
@@ -64,13 +64,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def labeled(paths: Sequence[Path], runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of a race by the labels of its plan; other runs by labels made from their settings."""
+def labeled(paths: Sequence[Path], runs: Sequence[Run]) -> tuple[dict[str, list[Run]], list[str]]:
+    """Runs of a race by the labels of its plan, and notes on those that are missing.
+
+    Other runs are labeled by their settings.
+    """
     from hotlap.race.directory import RaceDirectory
-    from hotlap.race.results import load_race
+    from hotlap.race.results import left_out, load_race
     from hotlap.report.analysis import label_runs
 
     race = RaceDirectory(paths[0])
     if len(paths) == 1 and race.plan_path.exists():
-        return load_race(race, race.read_plan(), whole_rounds=False)
-    return label_runs(runs)
+        plan = race.read_plan()
+        runs_by_label = load_race(race, plan, whole_rounds=False)
+        return runs_by_label, left_out(race, plan, runs_by_label)
+    return label_runs(runs), []

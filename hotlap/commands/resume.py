@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from hotlap.runs.checkpoint import Checkpoint
 
 NEWEST_RUN = "the newest run"
+NO_RUN_ID = "none"  # torchrun's, unless it was given one or has a rendezvous
 
 
 class ResumePoint(NamedTuple):
@@ -27,7 +31,7 @@ class ResumePoint(NamedTuple):
 
     @property
     def saved_config(self) -> Config:
-        return from_json(Config, self.checkpoint.state["config"])
+        return from_json(Config, self.checkpoint.state.get("config"))
 
     def is_over(self, config: Config) -> bool:
         """Whether the run is complete, and `config` does not ask for more."""
@@ -59,6 +63,47 @@ def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint
     for damage in skipped:
         console.print(f"skipped: {damage}", markup=False, soft_wrap=True)
     return ResumePoint(path, checkpoint, newest_step)
+
+
+def is_restart_of(run: Path) -> bool:
+    """Whether `torchrun --max-restarts` has started this process again, and the run is its own.
+
+    A run of the same name that was there before must not be taken over: it is refused at the first start,
+    after which torchrun tries again.
+    """
+    from hotlap.runs.reader import RunFiles
+
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    files = RunFiles(run)
+    if not count.isdecimal() or int(count) == 0 or not files.environment_path.is_file():
+        return False
+    environment = files.read_environment()
+    own_id = os.environ.get("TORCHELASTIC_RUN_ID", NO_RUN_ID)
+    if own_id != NO_RUN_ID:
+        return (environment.get("variables") or {}).get("TORCHELASTIC_RUN_ID") == own_id
+    return launcher_started() <= started_at(environment)
+
+
+def launcher_started() -> float:
+    """When torchrun's process on this node, the parent of this one, was started; seconds since 1970."""
+    import psutil
+
+    return psutil.Process(os.getppid()).create_time()
+
+
+def started_at(environment: Mapping[str, Any]) -> float:
+    """When the run's last process was started, to the next second; 0 if that is not recorded."""
+    try:
+        return datetime.fromisoformat(str(environment.get("started"))).timestamp() + 1
+    except ValueError:
+        return 0.0
+
+
+def has_checkpoint(run: Path) -> bool:
+    from hotlap.runs import checkpoint as store
+    from hotlap.runs.reader import RunFiles
+
+    return bool(store.stored(RunFiles(run).checkpoints))
 
 
 def newest_run(runs: Path) -> Path:

@@ -14,6 +14,7 @@ from hotlap.commands.model_arguments import add_model_arguments, load_model
 from hotlap.errors import INTERRUPTED
 from hotlap.inference.options import SampleOptions
 from hotlap.progress import to_stderr
+from hotlap.terminal import printable
 
 if TYPE_CHECKING:
     from hotlap.inference.load import LoadedModel
@@ -99,5 +100,5 @@ def sample_prompt(
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(printable(text, lines=True))
     sys.stdout.flush()

@@ -17,7 +17,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands.resume import NEWEST_RUN, ResumePoint, find_resume_point, over_line, resumed_config
+from hotlap.commands.resume import (
+    NEWEST_RUN,
+    ResumePoint,
+    find_resume_point,
+    has_checkpoint,
+    is_restart_of,
+    over_line,
+    resumed_config,
+)
 from hotlap.config import Config
 from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
@@ -29,7 +37,7 @@ from hotlap.settings import (
     shown,
     to_json,
 )
-from hotlap.terminal import make_console
+from hotlap.terminal import make_console, printable
 
 if TYPE_CHECKING:
     from hotlap.runs.directory import RunDirectory
@@ -72,12 +80,15 @@ def train(args: argparse.Namespace) -> int:
     console = make_console()
     changes = parse(Config, args.settings)
     check_options(args, changes)
+    restarted = args.resume is None and args.name is not None and is_restart_of(args.runs / args.name)
+    if restarted and has_checkpoint(args.runs / args.name):
+        args.resume = NEWEST_RUN
     if args.resume is not None:
         point = find_resume_point(args, console)
         config = resumed_config(args, changes, point)
         root, name = point.directory.parent, point.directory.name
     else:
-        point, config = None, new_config(args, changes)
+        point, config = None, new_config(args, changes, is_new=not restarted)
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
@@ -87,7 +98,7 @@ def train(args: argparse.Namespace) -> int:
         return 0
     if args.procs is not None:
         train_in_processes(args, config, point, console)
-    return train_here(config, root, name, point, args.log, console)
+    return train_here(config, root, name, point, args.log, console, starts_over=restarted)
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
@@ -122,10 +133,10 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
         )
 
 
-def new_config(args: argparse.Namespace, changes: dict[str, Any]) -> Config:
+def new_config(args: argparse.Namespace, changes: dict[str, Any], *, is_new: bool = True) -> Config:
     if args.recipe is None:
         raise ConfigError(expected="a RECIPE", found="none", do="`hotlap recipes` lists them")
-    if args.name is not None:
+    if args.name is not None and is_new:
         check_new_name(args.runs, args.name)
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
@@ -200,7 +211,7 @@ def exit_code(work: Callable[[], int]) -> int:
         return work()
     except HotlapError as mistake:
         if not tell_launcher(mistake):
-            print(f"hotlap: {mistake}", file=sys.stderr)  # noqa: T201
+            print(f"hotlap: {printable(str(mistake))}", file=sys.stderr)  # noqa: T201
         return USER_MISTAKE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -229,13 +240,15 @@ def train_here(
     point: ResumePoint | None,
     sinks: list[str],
     console: Console,
+    *,
+    starts_over: bool = False,
 ) -> int:
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
 
-    options = RunOptions(root, name, sinks=sinks)
+    options = RunOptions(root, name, sinks=sinks, starts_over=starts_over)
     if point is not None:
-        options = RunOptions(root, name, point.checkpoint, point.newest_step, sinks)
+        options = RunOptions(root, name, point.checkpoint, point.newest_step, sinks=sinks)
     result = run_training(config, options, console)
     if result.directory is None:
         return 0

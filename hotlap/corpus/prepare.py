@@ -38,7 +38,7 @@ from hotlap.data.manifest import (
 )
 from hotlap.data.shards import MAX_SHARD_TOKENS
 from hotlap.errors import ConfigError, DataError
-from hotlap.files import atomic_directory, hidden, lock, make_directory, writing
+from hotlap.files import atomic_directory, hidden, lock, make_directory, without_link, writing
 from hotlap.progress import ByteProgress, Say, silent
 
 Vocabulary = int | str  # the size of a vocabulary to train, or GPT2
@@ -141,8 +141,8 @@ def prepare(
 @contextmanager
 def only_process(directory: Path, say: Say) -> Iterator[None]:
     """Hold the lock for writing `directory`; a process that finds it held waits."""
-    make_directory(directory.parent)
-    path = hidden(directory, "lock")
+    path = hidden(without_link(directory), "lock")
+    make_directory(path.parent)
     with lock(path, lambda _: say(f"waiting for another process that is writing {directory}")):
         try:
             yield

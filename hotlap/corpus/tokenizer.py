@@ -80,7 +80,7 @@ class Tokenizer:
     """Converts text to token ids and back. See `train_tokenizer`, `gpt2_tokenizer` and `load_tokenizer`."""
 
     def __init__(self, name: str, content: bytes) -> None:
-        """`content`: the bytes of a `tokenizer.json` with a byte-level BPE model."""
+        """`content`: the bytes of a `tokenizer.json` with a byte-level BPE model. See `read_tokenizer`."""
         self.name = name
         self.content = content
         self.fingerprint = hashlib.sha256(content).hexdigest()
@@ -88,7 +88,11 @@ class Tokenizer:
         self.vocab_size = len(vocabulary)
         self.end_of_text = vocabulary[END_OF_TEXT]
         ranks = {_as_bytes(token): rank for token, rank in vocabulary.items() if token != END_OF_TEXT}
-        assert sorted([*ranks.values(), self.end_of_text]) == list(range(self.vocab_size)), "ids have gaps"
+        if sorted([*ranks.values(), self.end_of_text]) != list(range(self.vocab_size)):
+            raise ValueError("ids have gaps")
+        missing = next((byte for byte in range(BYTE_TOKENS) if bytes([byte]) not in ranks), None)
+        if missing is not None:  # text with this byte would abort tiktoken
+            raise ValueError(f"no token for the byte {missing:#04x}")
         self._encoding = tiktoken.Encoding(
             name, pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text}
         )
@@ -149,7 +153,7 @@ def read_tokenizer(path: Path, name: str) -> Tokenizer:
         content = path.read_bytes()
     try:
         return Tokenizer(name, content)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             expected=f"a byte-level BPE tokenizer in {path}",
             found=f"{type(error).__name__}: {error}",

@@ -6,7 +6,6 @@ compared with those of the run, bit for bit.
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from safetensors.torch import save_file
 from hotlap.corpus.tokenizer import TOKENIZER_FILE
 from hotlap.data.manifest import read_manifest
 from hotlap.errors import CheckpointError
-from hotlap.files import atomic_directory, file_sha256, writing
+from hotlap.files import atomic_directory, file_sha256, without_folders, writing
 from hotlap.inference.load import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
 from hotlap.json_files import seal
+from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import to_json, updated
 
 CARD_FILE = "README.md"
@@ -69,17 +69,13 @@ def shareable(loaded: LoadedModel) -> dict[str, Any]:
     """What is known about the training, with the license of the text and without paths of this machine."""
     training = loaded.stored.training
     data = dict(training["data"])
-    directory = data.pop("directory", None)
+    directory = recorded_directory(data)
+    data.pop("directory", None)
     if directory is not None:
-        manifest = read_manifest(Path(directory)) if Path(directory).is_dir() else None
+        manifest = read_manifest(directory) if directory.is_dir() else None
         data["licence"] = manifest.licence if manifest else None
         data["source"] = without_folders(manifest.source if manifest else loaded.config.data.source)
     return {**training, "data": data}
-
-
-def without_folders(text: str) -> str:
-    """The text with absolute paths cut to their last part, so that nothing of this machine is shared."""
-    return re.sub(r"(?<![\w:/])/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
 def check_equal(loaded: LoadedModel, directory: Path) -> None:

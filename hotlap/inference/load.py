@@ -29,6 +29,7 @@ from hotlap.json_files import unseal
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
+from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import from_json
 
 MODEL_FILE = "model.safetensors"
@@ -133,29 +134,56 @@ def load(
     config = stored.config
     dtype = select_precision(precision or config.runtime.precision, chosen_device)
     max_tokens = max(config.batch.sequence_tokens, config.validation_sequence_tokens)
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(config.model, max_tokens, dtype)
     try:
+        check_shapes(stored, max_tokens)
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(config.model, max_tokens, dtype)
         model.load_state_dict(dict(stored.weights))
     except RuntimeError as error:
-        raise CheckpointError(
-            expected=f"weights in {path} that match its configuration",
-            found=" ".join(str(error).split()),
-            do="use a checkpoint of this run, written by this version of Hotlap",
-        ) from error
+        raise misfit(path, " ".join(str(error).split())) from error
     model.requires_grad_(False)
     return LoadedModel(stored, model.to(chosen_device), chosen_device)
+
+
+def check_shapes(stored: Stored, max_tokens: int) -> None:
+    """Refuse weights of other shapes than the configuration's, before memory is taken for those."""
+    config = stored.config
+    if config.model.num_layers > len(stored.weights):  # every layer has weights
+        raise misfit(stored.path, f"{len(stored.weights)} weights for {config.model.num_layers} layers")
+    with torch.device("meta"):
+        model = build_model(config.model, max_tokens)
+    for name, expected in model.state_dict().items():
+        found = stored.weights.get(name)
+        if found is not None and found.shape != expected.shape:
+            shapes = f"{tuple(found.shape)} instead of {tuple(expected.shape)}"
+            raise misfit(stored.path, f"{name} of shape {shapes}")
+
+
+def misfit(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        expected=f"weights in {path} that match its configuration",
+        found=found,
+        do="use a checkpoint of this run, written by this version of Hotlap",
+    )
 
 
 def read_run(path: Path, checkpoint: str = "latest") -> Stored:
     run = RunDirectory.open(path)
     saved = store.load(checkpoint_path(run, checkpoint), groups=("model",))
+    try:
+        training = training_facts(run, saved)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            expected=f"the progress of the run in a checkpoint of {path}",
+            found=f"{type(error).__name__}: {error}",
+            do="use another checkpoint, written by this version of Hotlap",
+        ) from error
     return Stored(
         path=path,
-        config=from_json(Config, saved.state["config"]),
+        config=from_json(Config, saved.state.get("config")),
         step=saved.step,
         weights=saved.tensors["model"],
-        training=training_facts(run, saved),
+        training=training,
         read_tokenizer=lambda: run_tokenizer(run, saved),
     )
 
@@ -191,24 +219,36 @@ def training_facts(run: RunDirectory, saved: store.Checkpoint) -> dict[str, Any]
         "hotlap": environment.get("hotlap"),
         "device": environment.get("device_name"),
         "world_size": environment.get("world_size"),
-        "data": environment.get("data", {}),
+        "data": environment.get("data") or {},
     }
 
 
 def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
+    """The tokenizer that the run was trained with; not verified in checkpoints without its fingerprint."""
+    tokenizer = find_tokenizer(run, saved)
+    if saved.state.get("tokenizer") not in (None, tokenizer.fingerprint):
+        raise DataError(
+            expected=f"the tokenizer that the run in {run.path} was trained with",
+            found=f"another one, {tokenizer.name}",
+            do=f"copy the {TOKENIZER_FILE} of the run's data to the run directory",
+        )
+    return tokenizer
+
+
+def find_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
     """The run's own copy of the tokenizer, or the one of its training data."""
-    data = run.read_environment().get("data", {})
+    data = run.read_environment().get("data") or {}
     own = run.path / TOKENIZER_FILE
     if own.is_file():
         return read_tokenizer(own, data.get("tokenizer") or own.name)
-    directory = Path(data.get("directory", ""))
-    if not directory.is_dir():
+    directory = recorded_directory(data)
+    if directory is None or not directory.is_dir():
         raise DataError(
-            expected=f"a tokenizer: {own}, or the run's data at {directory}",
+            expected=f"a tokenizer: {own}, or the run's data at {directory or 'a recorded directory'}",
             found="neither",
             do=f"copy the {TOKENIZER_FILE} of its data to the run directory",
         )
-    if open_split(directory, "train").fingerprint != saved.state["data"]:
+    if open_split(directory, "train").fingerprint != saved.state.get("data"):
         raise DataError(
             expected=f"the run's training data in {directory}, to get its tokenizer",
             found="different shards",
@@ -218,6 +258,7 @@ def run_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
 
 
 def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if checkpoint != "latest":
@@ -239,16 +280,25 @@ def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
             found=f"{content.get('format')} version {content.get('version')}",
             do="load it with the version of Hotlap that wrote it",
         )
-    for name, sha256 in content["sha256"].items():
-        if file_sha256(path / name) != sha256:
+    try:
+        sha256 = {name: str(content["sha256"][name]) for name in (MODEL_FILE, TOKENIZER_FILE)}
+        step, training, tokenizer = int(content["step"]), dict(content["training"]), str(content["tokenizer"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise damaged_export(config_path, f"{type(error).__name__}: {error}") from error
+    for name, recorded in sha256.items():
+        if file_sha256(path / name) != recorded:
             raise damaged_export(path / name, "a different checksum")
+    try:
+        weights = load_file(path / MODEL_FILE)
+    except (SafetensorError, OSError) as error:
+        raise damaged_export(path / MODEL_FILE, " ".join(str(error).split())) from error
     return Stored(
         path=path,
-        config=from_json(Config, content["config"]),
-        step=content["step"],
-        weights=load_file(path / MODEL_FILE),
-        training=content["training"],
-        read_tokenizer=lambda: read_tokenizer(path / TOKENIZER_FILE, content["tokenizer"]),
+        config=from_json(Config, content.get("config")),
+        step=step,
+        weights=weights,
+        training=training,
+        read_tokenizer=lambda: read_tokenizer(path / TOKENIZER_FILE, tokenizer),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hotlap.errors import RaceError
 from hotlap.files import lock, make_directory, writing
-from hotlap.json_files import read_object, write_json
+from hotlap.json_files import read_sealed, write_sealed
 from hotlap.progress import Say
 from hotlap.race.plan import Plan, Start, from_json, to_json
 from hotlap.runs.directory import LOCK_NAME, RunDirectory
@@ -50,7 +50,7 @@ class RaceDirectory:
                 found=f"no {PLAN_NAME} in it" if self.path.is_dir() else "no such directory",
                 do="give the directory of a race",
             )
-        return from_json(read_object(self.plan_path, RaceError), str(self.plan_path))
+        return from_json(read_sealed(self.plan_path, RaceError), str(self.plan_path))
 
     def check(self, plan: Plan) -> None:
         """Refuse any other plan than the one in this directory, except for a higher number of seeds."""
@@ -85,7 +85,7 @@ class RaceDirectory:
     def write_plan(self, plan: Plan) -> None:
         with writing(self.plan_path, RaceError):
             make_directory(self.path / "logs")
-        write_json(self.plan_path, to_json(plan), RaceError)
+        write_sealed(self.plan_path, to_json(plan), RaceError)
 
     def _check_runs(self, plan: Plan) -> None:
         """Refuse if a recipe has changed since the race began: runs of both versions must not be mixed."""

@@ -21,6 +21,7 @@ from hotlap.recipes import check_used, find_recipe, resolve
 from hotlap.settings import as_text, full_name, parse
 
 MIN_SEEDS = 2
+MAX_LABEL = 200  # characters; it becomes a part of a file name
 # Offset of the first seed of an entry that equals an earlier one. Leaves room to add seeds to both later.
 SEED_OFFSET = 1000
 
@@ -213,7 +214,10 @@ def from_json(data: Any, place: str) -> Plan:
         plan = Plan(**{**data, "entries": entries})
         for start in plan.rounds()[0]:
             plan.config(start)
-    except (TypeError, KeyError, AttributeError) as error:
+        for entry in entries:
+            if not entry.label.isprintable() or len(entry.label) > MAX_LABEL:
+                raise ValueError(f"the label {entry.label[:80]!r}")
+    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
         raise RaceError(
             expected=f"the plan of a race in {place}",
             found=f"{type(error).__name__}: {error}",

@@ -6,7 +6,7 @@ on the terminal and the tables in the docs are made from the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotlap.errors import RaceError
@@ -18,7 +18,7 @@ from hotlap.race.plan import to_json as plan_to_json
 from hotlap.report.analysis import METRICS, analyze, to_json
 from hotlap.report.page import write_report
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA
-from hotlap.runs.reader import Run, load_run
+from hotlap.runs.reader import CONFIG_NAME, Run, load_run
 
 # What a reader of the results needs to know about the machine; no paths.
 MACHINE = (
@@ -41,10 +41,24 @@ def load_race(directory: RaceDirectory, plan: Plan, *, whole_rounds: bool) -> di
     return {entry.label: runs[entry.label] for entry in plan.entries if entry.label in runs}
 
 
+def left_out(directory: RaceDirectory, plan: Plan, runs_by_label: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Notes on the runs of the plan that are not among `runs_by_label`, and on runs beside the plan."""
+    counted = {run.name for runs in runs_by_label.values() for run in runs}
+    planned = [start.name for round_ in plan.rounds() for start in round_]
+    notes = []
+    if missing := [name for name in planned if name not in counted]:
+        notes.append(f"runs of the plan that are not counted: {', '.join(missing)}")
+    found = sorted(path.parent.name for path in directory.path.glob(f"*/{CONFIG_NAME}"))
+    if others := [name for name in found if name not in planned]:
+        notes.append(f"runs that are not in the plan: {', '.join(others)}")
+    return notes
+
+
 def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
     """Analyze the whole rounds, write `report.html` and `results.json`, and return the data of the latter."""
     runs_by_label = load_race(directory, plan, whole_rounds=True)
-    analysis = analyze(runs_by_label)
+    notes = left_out(directory, plan, runs_by_label)
+    analysis = analyze(runs_by_label, notes=notes)
     first = next(iter(runs_by_label.values()))[0]
     data: dict[str, Any] = finite(
         {
@@ -59,7 +73,7 @@ def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
         }
     )
     write_json(directory.results_path, data, RaceError)
-    write_report(runs_by_label, directory.report_path, directory.path.name)
+    write_report(runs_by_label, directory.report_path, directory.path.name, notes=notes)
     return data
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hotlap.errors import ReportError
+from hotlap.files import without_folders
 from hotlap.json_files import finite
 from hotlap.report import stats
 from hotlap.report.stats import Summary, Waits
@@ -90,7 +91,9 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         parent = first_of_recipe.setdefault(name, group[0])
         changes = [c for c in diff(parent.config, config) if c.name != "seed"]
         label = (
-            ":".join([name, ",".join(f"{c.name}={shown(c.after)}" for c in changes[:2])]) if changes else name
+            ":".join([name, ",".join(f"{c.name}={without_folders(shown(c.after))}" for c in changes[:2])])
+            if changes
+            else name
         )
         label += f" and {len(changes) - 2} more" if len(changes) > 2 else ""
         while label in labeled:
@@ -141,8 +144,8 @@ def pairing_holds(baseline: Sequence[Run], candidate: Sequence[Run]) -> bool:
     )
 
 
-def analyze(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
-    """Labels keep their order; the others are compared with the first."""
+def analyze(runs_by_label: RunsByLabel, metric: str | None = None, notes: Sequence[str] = ()) -> Analysis:
+    """Labels keep their order; the others are compared with the first. `notes` come before those on runs."""
     everything = [run for runs in runs_by_label.values() for run in runs]
     if not everything:
         raise ReportError(expected="at least one run", found="none", do="train one first")
@@ -173,7 +176,7 @@ def analyze(runs_by_label: RunsByLabel, metric: str | None = None) -> Analysis:
         )
         for label, runs in runs_by_label.items()
     )
-    return Analysis(chosen, target, rows, tuple(_notes(runs_by_label)))
+    return Analysis(chosen, target, rows, (*notes, *_notes(runs_by_label)))
 
 
 def _below_target_p(final: Sequence[Run], target: Target | None) -> float | None:

@@ -7,18 +7,23 @@ that no other web page can read a run through a host name that resolves to this 
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hotlap.errors import HotlapError, ReportError
 from hotlap.report.analysis import label_runs
-from hotlap.report.page import build_content, render_page
+from hotlap.report.page import build_content, encoded, render_page
 from hotlap.runs.reader import RunFiles, load_run
 
 LOOPBACK = "127.0.0.1"
 NEWS = "/news.json"
+MAX_CONNECTIONS = 32  # at a time; a page needs one or two
+TIMEOUT_SECONDS = 10.0  # for each part of a request; a browser sends it at once
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -28,6 +33,7 @@ class LiveServer(ThreadingHTTPServer):
         """Port 0 takes a free one. Raises if the directory is not a run."""
         load_run(directory)
         self.directory = directory
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), LiveHandler)
         except (OSError, OverflowError) as error:
@@ -36,6 +42,21 @@ class LiveServer(ThreadingHTTPServer):
                 found=str(error),
                 do="give another --port",
             ) from None
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], address: Any) -> None:
+        """Each connection has a thread while it lasts; one too many is closed."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, address)
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], address: Any
+    ) -> None:
+        try:
+            super().process_request_thread(request, address)
+        finally:
+            self._free.release()
 
     @property
     def url(self) -> str:
@@ -53,6 +74,7 @@ class LiveServer(ThreadingHTTPServer):
 
 class LiveHandler(BaseHTTPRequestHandler):
     server: LiveServer
+    timeout = TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
         if self.headers.get("Host") not in {
@@ -73,9 +95,9 @@ class LiveHandler(BaseHTTPRequestHandler):
             run = load_run(self.server.directory)
             page = render_page(label_runs([run]), run.name, live_url=NEWS)
         except HotlapError as mistake:
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{mistake}\n".encode())
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", encoded(f"{mistake}\n"))
             return
-        self._answer(HTTPStatus.OK, "text/html", page.encode())
+        self._answer(HTTPStatus.OK, "text/html", encoded(page))
 
     def _news(self, known_version: str) -> None:
         # Before reading: lines that are appended meanwhile change the version, so the next request gets them.

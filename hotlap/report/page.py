@@ -7,6 +7,7 @@ offline, and will still work when nothing it was made with is available.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -28,9 +29,11 @@ assert X_BUTTONS.keys() == X_AXES.keys(), "every x axis needs a button"
 assert Y_BUTTONS.keys() == Y_AXES.keys(), "every y axis needs a button"
 
 
-def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict[str, Any]:
+def build_content(
+    runs_by_label: RunsByLabel, metric: str | None = None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The parts that change while a run trains: {"figures": …, "fragments": …}, ready for JSON."""
-    analysis = analyze(runs_by_label, metric)
+    analysis = analyze(runs_by_label, metric, notes)
     return {
         "figures": build_figures(runs_by_label, analysis),
         "fragments": build_fragments(runs_by_label, analysis),
@@ -38,10 +41,15 @@ def build_content(runs_by_label: RunsByLabel, metric: str | None = None) -> dict
 
 
 def render_page(
-    runs_by_label: RunsByLabel, title: str, *, metric: str | None = None, live_url: str | None = None
+    runs_by_label: RunsByLabel,
+    title: str,
+    *,
+    metric: str | None = None,
+    notes: Sequence[str] = (),
+    live_url: str | None = None,
 ) -> str:
     """The whole page. With `live_url` it polls that address on its own server for updates."""
-    content = build_content(runs_by_label, metric)
+    content = build_content(runs_by_label, metric, notes)
     figures, fragments = content["figures"], content["fragments"]
     template = Template(_asset("page.html"))
     return template.substitute(
@@ -62,9 +70,21 @@ def render_page(
     )
 
 
-def write_report(runs_by_label: RunsByLabel, path: Path, title: str, *, metric: str | None = None) -> None:
-    page = render_page(runs_by_label, title, metric=metric)
-    write_file(path, page.encode())
+def write_report(
+    runs_by_label: RunsByLabel,
+    path: Path,
+    title: str,
+    *,
+    metric: str | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    page = render_page(runs_by_label, title, metric=metric, notes=notes)
+    write_file(path, encoded(page))
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8, also of what it cannot encode: the bytes of a path that is no text become escapes."""
+    return text.encode(errors="backslashreplace")
 
 
 def write_file(path: Path, content: bytes) -> None:

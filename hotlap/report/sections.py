@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from hotlap.files import without_folders
 from hotlap.report import stats
 from hotlap.report.analysis import (
     BPB,
@@ -221,7 +222,7 @@ def _routing_table(run: Run) -> str:
     rows = [
         [
             str(entry.get("parameter", "")),
-            " × ".join(map(str, entry.get("shape") or [])) or "scalar",
+            _shape(entry.get("shape")),
             str(entry.get("optimizer", "")),
             shown(entry.get("lr")),
             shown(entry.get("owner")),
@@ -232,6 +233,10 @@ def _routing_table(run: Run) -> str:
     return plain_table(
         "Parameters by optimizer", ["parameter", "shape", "optimizer", "learning rate", "owner rank"], rows
     )
+
+
+def _shape(shape: Any) -> str:
+    return " × ".join(map(str, shape)) if isinstance(shape, list) and shape else "scalar"
 
 
 def samples(runs_by_label: RunsByLabel) -> str:
@@ -252,7 +257,10 @@ def configuration(runs_by_label: RunsByLabel) -> str:
     every = plain_table(
         "Every setting",
         ["setting", labels[0]],
-        [[name, shown(value)] for name, value in flatten(runs_by_label[labels[0]][0].config).items()],
+        [
+            [name, without_folders(shown(value))]
+            for name, value in flatten(runs_by_label[labels[0]][0].config).items()
+        ],
     )
     whole = folded("configuration", f"every setting of {labels[0]}", every)
     if len(labels) == 1:
@@ -263,7 +271,7 @@ def configuration(runs_by_label: RunsByLabel) -> str:
     table = plain_table(
         "Settings that differ",
         ["setting", *labels],
-        [[name, *map(shown, values)] for name, values in changes],
+        [[name, *(without_folders(shown(value)) for value in values)] for name, values in changes],
     )
     return table + whole
 
@@ -288,4 +296,4 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         elif prefix + key not in ("routing", "earlier"):
-            yield prefix + key, value if isinstance(value, str) else json.dumps(value)
+            yield prefix + key, without_folders(value if isinstance(value, str) else json.dumps(value))

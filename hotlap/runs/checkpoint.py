@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hotlap.errors import CheckpointError
 from hotlap.files import atomic_directory, file_sha256, make_directory, sync, writing
-from hotlap.json_files import seal, unseal
+from hotlap.json_files import read_object, seal, unseal
 
 FORMAT = "hotlap-checkpoint"
 VERSION = 1
@@ -55,8 +55,9 @@ def save(
     """Save a checkpoint, then remove all but the newest `keep` and, with `keep_best`, the best one.
 
     The best one has the lowest finite `state[metric]`, so `metric` should be there only if it was measured at
-    that very step. Checkpoints of later steps are removed too: they belong to a history that the run left by
-    resuming from an earlier step.
+    that very step. With `keep_best`, damaged ones stay too: any of them may have been the best, and may be
+    restored. Checkpoints of later steps are removed: they belong to a history that the run left by resuming
+    from an earlier step.
     """
     assert keep >= 1, f"the checkpoint that was just saved is kept, so keep must be at least 1, not {keep}"
     path = directory / f"step-{checkpoint.step:06d}"
@@ -68,8 +69,9 @@ def save(
     with writing(directory, CheckpointError):
         found = {step: place for step, place in stored(directory).items() if step <= checkpoint.step}
         kept = set(list(found.values())[-keep:])
-        if keep_best and (lowest := _best(found, metric)):
-            kept.add(lowest)
+        if keep_best:
+            measured, damaged = _measured(found, metric)
+            kept |= {*measured[:1], *damaged}
         _remove(directory, [place for _, place in _complete(directory) if place not in kept])
     return path
 
@@ -103,8 +105,18 @@ def latest(directory: Path) -> Path:
 
 
 def best(directory: Path, metric: str = "val_loss") -> Path | None:
-    """The checkpoint with the lowest `state[metric]`, the latest of equals; None if none was measured."""
-    return _best(stored(directory), metric)
+    """The checkpoint with the lowest `state[metric]`, the latest of equals; None if none was measured.
+
+    Raises if one is damaged, because it may have been the best.
+    """
+    measured, damaged = _measured(stored(directory), metric)
+    for path, damage in damaged.items():
+        raise CheckpointError(
+            expected=f"undamaged checkpoints in {directory}, to know which is the best",
+            found=f"{path.name} with {damage.found}",
+            do="restore it from a backup, or choose a checkpoint by its name",
+        )
+    return measured[0] if measured else None
 
 
 def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
@@ -119,15 +131,19 @@ def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
         raise CheckpointError(
             expected=f"{', '.join(missing)} in {path}", found=", ".join(found), do="use another checkpoint"
         )
-    return Checkpoint(
-        step=manifest["step"],
-        tensors={
-            group: load_file(path / f"{group}{TENSOR_SUFFIX}")
-            for group in found
-            if groups is None or group in groups
-        },
-        state=json.loads((path / STATE_NAME).read_bytes()),
-    )
+    tensors = {
+        group: _read_tensors(path / f"{group}{TENSOR_SUFFIX}")
+        for group in found
+        if groups is None or group in groups
+    }
+    return Checkpoint(manifest["step"], tensors, read_object(path / STATE_NAME, CheckpointError))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _damage(path, " ".join(str(error).split())) from error
 
 
 def load_latest(directory: Path, *, fallback: bool = False) -> tuple[Checkpoint, list[CheckpointError]]:
@@ -204,6 +220,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             found=f"{content.get('format')} version {content.get('version')}",
             do="read it with the version of Hotlap that wrote it",
         )
+    files = content.get("files")
+    if type(content.get("step")) is not int or not isinstance(files, dict) or STATE_NAME not in files:
+        raise _damage(place, "a manifest without a step, or without its files")
+    for name, recorded in files.items():
+        is_plain = name == STATE_NAME or re.fullmatch(rf"\w+{re.escape(TENSOR_SUFFIX)}", name)
+        if not is_plain or not isinstance(recorded, dict) or recorded.keys() != {"bytes", "sha256"}:
+            raise _damage(place, f"an entry for {name!r} that Hotlap does not write")
     return content
 
 
@@ -237,16 +260,18 @@ def _complete(directory: Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, _, path in sorted(places)]
 
 
-def _best(found: Mapping[int, Path], metric: str) -> Path | None:
-    measured = []
+def _measured(found: Mapping[int, Path], metric: str) -> tuple[list[Path], dict[Path, CheckpointError]]:
+    """Checkpoints with a finite `state[metric]`, the best first, and those that are too damaged to tell."""
+    measured, damaged = [], {}
     for step, path in found.items():
         try:
             value = load(path, groups=()).state.get(metric)
-        except CheckpointError:
-            continue  # damaged: not worth keeping as the best; loading it says so
+        except CheckpointError as damage:
+            damaged[path] = damage
+            continue
         if isinstance(value, (int, float)) and math.isfinite(value):
             measured.append((value, -step, path))
-    return min(measured)[2] if measured else None
+    return [path for _, _, path in sorted(measured)], damaged
 
 
 def _remove(directory: Path, paths: Collection[Path]) -> None:

@@ -18,12 +18,12 @@ from typing import Any, NoReturn, Self
 from hotlap import settings
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.files import lock, make_directory, sync, write_atomically, writing
-from hotlap.json_files import finite, write_json
-from hotlap.runs.reader import CONFIG_NAME, RunFiles, whole_lines
+from hotlap.files import file_sha256, lock, make_directory, sync, write_atomically, writing
+from hotlap.json_files import finite, write_json, write_sealed
+from hotlap.runs.reader import CONFIG_NAME, SEALED_FIELD, RunFiles, whole_lines
 
 LOCK_NAME = "lock"
-LOG_STEP = re.compile(rb"step:(\d+)/")  # the start of a validation's line in log.txt
+LOG_STEP = re.compile(rb"step:(\d{1,18})/")  # the start of a validation's line in log.txt
 
 
 class RunDirectory(RunFiles):
@@ -119,13 +119,17 @@ class RunDirectory(RunFiles):
         earlier = []
         if self.environment_path.exists():
             before = self.read_environment()
-            earlier = [*before.pop("earlier", []), before]
+            earlier = [*(before.pop("earlier", None) or []), before]
         write_json(
             self.environment_path, {**facts, "earlier": earlier} if earlier else facts, CheckpointError
         )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.summary_path, summary, CheckpointError)
+        """The last file of a run. It seals the others: `load_run` notes what was changed afterwards."""
+        sha256 = {
+            path.name: file_sha256(path, CheckpointError) for path in self.sealed_paths if path.exists()
+        }
+        write_sealed(self.summary_path, {**summary, SEALED_FIELD: sha256}, CheckpointError)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one object, which readers see at once; numbers that are not finite are written as null."""
@@ -151,25 +155,30 @@ class RunDirectory(RunFiles):
         """
         assert self._lock, "lock the run before rewinding it"
         assert not self._appending, "rewind before anything is appended"
+        contents = self.rewound(step, validated_step)
         with writing(self.summary_path, CheckpointError):
             self.summary_path.unlink(missing_ok=True)
+        for path, content in contents.items():
+            self._replace(path, content)
+
+    def rewound(self, step: int, validated_step: int) -> dict[Path, bytes]:
+        """What `rewind` will write. Raises if a file is damaged, before anything is removed."""
+        if self.environment_path.exists():
+            self.read_environment()  # the next process will add to it
         last = {"validation": validated_step, "sample": validated_step}
         lines = self.read_metrics().lines
         kept = [line["step"] <= last.get(line["kind"], step) for line in lines]
-        self._keep_lines(self.metrics_path, kept)
         matches = [LOG_STEP.match(line) for line in whole_lines(self.log_path)[0]]
-        self._keep_lines(self.log_path, [m is None or int(m[1]) <= validated_step for m in matches])
         samples = [
-            _sample(line["step"], line["text"])
+            _sample(line["step"], str(line.get("text", "")))
             for line, keep in zip(lines, kept, strict=True)
             if keep and line["kind"] == "sample"
         ]
-        self._replace(self.samples_path, "".join(samples).encode())
-
-    def _keep_lines(self, path: Path, wanted: list[bool]) -> None:
-        if path.exists():
-            lines, _ = whole_lines(path)
-            self._replace(path, b"".join(line for line, keep in zip(lines, wanted, strict=True) if keep))
+        return {
+            **_kept_lines(self.metrics_path, kept),
+            **_kept_lines(self.log_path, [m is None or int(m[1]) <= validated_step for m in matches]),
+            self.samples_path: "".join(samples).encode(errors="backslashreplace"),
+        }
 
     def _replace(self, path: Path, content: bytes) -> None:
         with writing(path, CheckpointError):
@@ -181,7 +190,13 @@ class RunDirectory(RunFiles):
             if path not in self._appending:
                 assert not whole_lines(path)[1], f"rewind before going on with {path}"
                 self._appending[path] = path.open("ab", buffering=0)
-            _append_whole(self._appending[path], f"{line}\n".encode())
+            _append_whole(self._appending[path], f"{line}\n".encode(errors="backslashreplace"))
+
+
+def _kept_lines(path: Path, wanted: list[bool]) -> dict[Path, bytes]:
+    if not path.exists():
+        return {}
+    return {path: b"".join(line for line, keep in zip(whole_lines(path)[0], wanted, strict=True) if keep)}
 
 
 def check_name(name: str) -> None:

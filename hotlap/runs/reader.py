@@ -7,7 +7,9 @@ not read here, and torch is not needed. A process that was killed leaves at most
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,13 +21,15 @@ import numpy.typing as npt
 
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, HotlapError, ReportError
-from hotlap.files import reading
-from hotlap.json_files import damaged, parse_object, read_object
+from hotlap.files import file_sha256, reading
+from hotlap.json_files import damaged, parse_object, read_object, read_sealed
+from hotlap.runs.recorded import check_environment
 from hotlap.settings import from_json
 
 Floats = npt.NDArray[np.float64]
 
 CONFIG_NAME = "config.json"
+SEALED_FIELD = "sha256"  # in summary.json: {file name: checksum} of what is final when the run ends
 COMMON_FIELDS = ("step", "tokens", "train_s")
 TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
 VALIDATION_FIELDS = ("val_loss", "val_bpb", *COMMON_FIELDS)
@@ -67,6 +71,8 @@ class RunFiles:
         self.samples_path = path / "samples.txt"
         self.report_path = path / "report.html"
         self.checkpoints = path / "checkpoints"
+        # Final when the run ends; the summary has their checksums.
+        self.sealed_paths = (self.config_path, self.environment_path, self.metrics_path, self.samples_path)
 
     def read_config(self) -> Config:
         content = read_object(self.config_path, CheckpointError)
@@ -79,17 +85,31 @@ class RunFiles:
 
     def read_environment(self) -> dict[str, Any]:
         """Of the process that trained last; `earlier` has those of the processes before it."""
-        return read_object(self.environment_path, CheckpointError)
+        content = read_object(self.environment_path, CheckpointError)
+        check_environment(content, str(self.environment_path))
+        return content
 
     def read_summary(self) -> dict[str, Any] | None:
         """None if the run is still training or was killed."""
         if not self.summary_path.exists():
             return None
-        summary = read_object(self.summary_path, CheckpointError)
+        summary = read_sealed(self.summary_path, CheckpointError)
         if summary.get("status") not in list(RunStatus):
             found = json.dumps(summary.get("status"))
             raise damaged(str(self.summary_path), "a `status`", found, CheckpointError)
         return summary
+
+    def changed_since_the_end(self) -> list[str]:
+        """Names of files that differ from when the run ended; none for a run that was never sealed."""
+        sha256 = (self.read_summary() or {}).get(SEALED_FIELD)
+        if not isinstance(sha256, dict):
+            return []
+        return [
+            path.name
+            for path in self.sealed_paths
+            if path.name in sha256
+            and not (path.exists() and file_sha256(path, CheckpointError) == sha256[path.name])
+        ]
 
     def read_status(self) -> RunStatus:
         return status_of(self.read_summary())
@@ -154,7 +174,7 @@ class Run:
     @property
     def environments(self) -> list[Mapping[str, Any]]:
         """Of each process that has trained this run, in order."""
-        return [*self.environment.get("earlier", []), self.environment]
+        return [*(self.environment.get("earlier") or []), self.environment]
 
     @property
     def started(self) -> str:
@@ -229,7 +249,12 @@ def load_run(directory: Path) -> Run:
     of_kind: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for number, line in enumerate(lines, 1):
         of_kind.setdefault(line["kind"], []).append((f"{files.metrics_path}:{number}", line))
-    skipped = f"{files.metrics_path.name}: line {len(lines) + 1}, the last, is incomplete and was skipped"
+    notes = [f"{name} was changed after the run ended" for name in files.changed_since_the_end()]
+    notes += _disorder(files.metrics_path.name, lines)
+    if half_line:
+        notes.append(
+            f"{files.metrics_path.name}: line {len(lines) + 1}, the last, is incomplete and was skipped"
+        )
     return Run(
         directory=directory,
         config=config,
@@ -241,8 +266,23 @@ def load_run(directory: Path) -> Run:
         resumed_at=tuple(line["step"] for _, line in of_kind.get("resume", [])),
         environment=files.read_environment() if files.environment_path.exists() else {},
         status=files.read_status(),
-        notes=(skipped,) if half_line else (),
+        notes=tuple(notes),
     )
+
+
+def _disorder(name: str, lines: list[dict[str, Any]]) -> list[str]:
+    """A note on the first line of each kind that does not follow the one before: lines were lost or moved."""
+    notes = []
+    for kind, is_consecutive in (("train", True), ("validation", False)):
+        steps = [(number, line["step"]) for number, line in enumerate(lines, 1) if line["kind"] == kind]
+        for (_, before), (number, step) in itertools.pairwise(steps):
+            if step < before or (is_consecutive and step != before + 1):
+                notes.append(
+                    f"{name}: line {number}, {kind} step {step}, follows step {before}:"
+                    " lines are missing or out of order"
+                )
+                break
+    return notes
 
 
 def _columns(lines: list[tuple[str, dict[str, Any]]], fields: tuple[str, ...]) -> dict[str, Floats]:
@@ -256,6 +296,13 @@ def _number(place: str, line: dict[str, Any], field: str) -> float:
     value = line.get(field)
     if value is None and (field in OPTIONAL_FIELDS or (field in MAY_DIVERGE and field in line)):
         return float("nan")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise damaged(place, f"a number as `{field}`", json.dumps(value), CheckpointError)
-    return float(value)
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError
+        number = float(value)
+        if field in COMMON_FIELDS and not math.isfinite(number):
+            raise OverflowError
+    except (TypeError, OverflowError):
+        found = json.dumps(value)[:40]
+        raise damaged(place, f"a number as `{field}`", found, CheckpointError) from None
+    return number

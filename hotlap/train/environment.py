@@ -10,12 +10,15 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+import hotlap
 from hotlap import __version__, hardware
+from hotlap.files import without_home
 
 # Variables that affect speed or results. Full names only: a pattern could match a secret.
 RECORDED_VARIABLES = (
@@ -51,6 +54,7 @@ RECORDED_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHELASTIC_RUN_ID",
     "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
     "TORCHINDUCTOR_MAX_AUTOTUNE",
     "WORLD_SIZE",
@@ -83,22 +87,33 @@ def describe_environment(
         "compile": compile_mode,
         "cores": hardware.usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "git_commit": working_commit(),
+        "git_commit": source_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
+        "variables": {
+            name: without_home(os.environ[name]) for name in RECORDED_VARIABLES if name in os.environ
+        },
     }
 
 
-def working_commit() -> str | None:
-    """Git commit of the working directory, `-dirty` if tracked files differ; None outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def source_commit(root: Path = Path(hotlap.__file__).parents[1]) -> str | None:
+    """Git commit of this package's checkout, `-dirty` if tracked files differ; None if it is installed.
+
+    The working directory may be a repository of anyone, and git runs programs that a repository configures.
+    """
+    if not (root / ".git").exists():
+        return None
+    configured = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+    command = ["git", *configured, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # Without the variables that would lead git to another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         answer = subprocess.run(
             command,
             capture_output=True,
             text=True,
             timeout=10,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            cwd=root,
+            env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -22,6 +22,7 @@ from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
+from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import Say, silent
 from hotlap.runs import checkpoint as store
@@ -55,6 +56,7 @@ class RunOptions:
     # The step of the run's newest checkpoint when it was read; None: resume even if there are newer ones.
     newest_step: int | None = None
     sinks: list[str] = field(default_factory=list)
+    starts_over: bool = False  # the run exists, but its last process left no checkpoint
 
 
 @dataclass(frozen=True)
@@ -164,14 +166,20 @@ def open_directory(config: Config, progress: TrainingProgress, options: RunOptio
     if options.resume_from is not None:
         assert options.name is not None, "a run to resume has a name"
         run_directory = RunDirectory.open(options.root / options.name)
+    elif options.name is not None and options.starts_over:
+        run_directory = RunDirectory.open(options.root / options.name)
     elif options.name is not None:
         run_directory = RunDirectory.create(options.root, options.name)
     else:
         run_directory = RunDirectory.create_numbered(options.root, f"{config.recipe}-{config.size}")
     with run_directory:
-        if options.resume_from is not None:
+        if options.starts_over:
+            run_directory.lock()
+            run_directory.rewind(0, -1)
+        elif options.resume_from is not None:
             run_directory.lock()
             check_newest(run_directory, options.newest_step)
+            run_directory.rewound(progress.step, progress.evaluated_step)  # refuses a damaged run as it is
             # In this order, a process killed in between leaves no checkpoint that is ahead of its metrics.
             store.discard_after(run_directory.checkpoints, progress.step)
             run_directory.rewind(progress.step, progress.evaluated_step)
@@ -231,8 +239,8 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         ),
         "peak_gflops": lap.peak_gflops,
         "data": {
-            "source": lap.config.data.source,
-            "directory": str(lap.data.directory.resolve()),
+            "source": without_home(lap.config.data.source),
+            "directory": without_home(str(lap.data.directory.resolve())),
             "fingerprint": lap.data.train.fingerprint,
             "train_tokens": len(lap.data.train),
             "val_tokens": lap.data.validation.tokens,

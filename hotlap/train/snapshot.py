@@ -92,6 +92,8 @@ def describe(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
         "progress": asdict(progress),
         "loader": {"position": position.position, "epoch": position.epoch},
         "data": lap.data.train.fingerprint,
+        "validation_data": lap.data.val.fingerprint,
+        "tokenizer": lap.data.tokenizer.fingerprint if lap.data.tokenizer else None,
         "world_size": lap.distributed.world_size,
         "val_loss": val_loss_now(progress),
     }
@@ -106,12 +108,7 @@ def val_loss_now(progress: TrainingProgress) -> float | None:
 
 def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
     """Restore a checkpoint into a newly built lap."""
-    if saved.state["data"] != lap.data.train.fingerprint:
-        raise CheckpointError(
-            expected="the data that the run was started with",
-            found=f"other training shards in {lap.data.directory}",
-            do="prepare the same data again, or start a new run",
-        )
+    check_same_data(lap, saved)
     try:
         lap.model.load_state_dict(dict(saved.tensors["model"]))
     except RuntimeError as error:
@@ -122,11 +119,33 @@ def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
         ) from error
     restore_state(lap.optimizers, saved.tensors["optimizer"])
     set_random_state(lap.distributed.device, dict(saved.tensors["random"]))
-    lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
-    progress = TrainingProgress(**saved.state["progress"])
-    if saved.state["progress"]["evaluation"] is not None:
-        progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+    try:
+        lap.data.loader.load_state(LoaderState(**saved.state["loader"]))
+        progress = TrainingProgress(**saved.state["progress"])
+        if progress.evaluation is not None:
+            progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            expected="the progress of a run in its checkpoint",
+            found=f"{type(error).__name__}: {error}",
+            do="resume from another checkpoint, written by this version of Hotlap",
+        ) from error
     return progress
+
+
+def check_same_data(lap: Lap, saved: store.Checkpoint) -> None:
+    """Refuse other data than the run's: its losses would be of two training or two validation sets."""
+    # Older checkpoints have no fingerprint of the validation split.
+    for split, key, stream in (
+        ("training", "data", lap.data.train),
+        ("validation", "validation_data", lap.data.val),
+    ):
+        if saved.state.get(key, stream.fingerprint) != stream.fingerprint:
+            raise CheckpointError(
+                expected="the data that the run was started with",
+                found=f"other {split} shards in {lap.data.directory}",
+                do="prepare the same data again, or start a new run",
+            )
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

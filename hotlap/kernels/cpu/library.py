@@ -1,9 +1,9 @@
 """Kernels in C for float32 on a CPU: compiled when first needed, or the reason why there are none.
 
 They fuse what PyTorch's own operators cannot keep in a core's cache. Compiling takes a few seconds and needs
-no headers but the compiler's own; the result is kept in the cache, one file per kind of processor. Nothing
-depends on it: without gcc, with another BLAS, or with HOTLAP_NATIVE=off PyTorch computes the same. A run's
-header says which.
+no headers but the compiler's own; the result is kept in the cache, one file per kind of processor, and is
+loaded only from where no other user can write. Nothing depends on it: without gcc, with another BLAS, or with
+HOTLAP_NATIVE=off PyTorch computes the same. A run's header says which.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import cffi
 import torch
 
+from hotlap.errors import HotlapError
 from hotlap.files import cache_directory, sync
 
 CSRC = Path(__file__).parent / "csrc"
@@ -44,6 +46,7 @@ BLAS_FUNCTIONS = {
 }
 COMPILE_SECONDS = 60
 SWITCH = "HOTLAP_NATIVE"
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _without_preprocessor_lines(header: str) -> str:
@@ -80,6 +83,8 @@ def _load() -> tuple[Any | None, str | None]:
         loaded = ffi.dlopen(str(_compiled()))
     except (_UnavailableError, OSError) as reason:
         return None, str(reason)
+    except HotlapError as mistake:  # there is no place for a cache
+        return None, f"{mistake.found}; {mistake.do}"
     loaded.hotlap_set_blas(*blas)
     return loaded, None
 
@@ -108,11 +113,38 @@ def _torch_blas() -> list[Any]:
 def _compiled() -> Path:
     """The library's file, compiled unless it is in the cache."""
     compiler = _compiler()
-    path = cache_directory() / "native" / f"{_fingerprint(compiler)}.so"
-    if not _is_whole(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{_fingerprint(compiler)}.so"
+    directory = cache_directory() / "native"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory.resolve() / name
+    _close_to_others(path.parent)
+    if not (_is_safe(path) and _is_whole(path)):
         _compile(compiler, path)
     return path
+
+
+def _close_to_others(directory: Path) -> None:
+    """Make sure that nobody else can put a file into the directory, whose files become code of this process.
+
+    Some systems make every new directory writable by the user's group, so one of our own is closed.
+    """
+    status = directory.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & _WRITABLE_BY_OTHERS:
+        directory.chmod(stat.S_IMODE(status.st_mode) & ~_WRITABLE_BY_OTHERS)
+    if not _is_safe(directory):
+        raise _UnavailableError(
+            f"other users can write to {directory}: set HOTLAP_CACHE to another directory"
+        )
+
+
+def _is_safe(path: Path) -> bool:
+    """Whether a file or directory exists that only this user or root could have written."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)  # no link, which may change
+    return is_plain and status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _compiler() -> list[str]:
@@ -134,6 +166,7 @@ def _compile(compiler: list[str], path: Path) -> None:
         _run([*compiler, *FLAGS, *files, "-o", str(made), "-lm"])
         library_bytes = made.read_bytes()
         made.write_bytes(library_bytes + hashlib.sha256(library_bytes).digest())
+        made.chmod(0o755)  # whatever the umask: see `_is_safe`
         sync(made)
         made.replace(path)
         sync(path.parent)
@@ -144,8 +177,6 @@ def _is_whole(path: Path) -> bool:
 
     Loading a truncated library can kill the process.
     """
-    if not path.exists():
-        return False
     content = path.read_bytes()
     size = hashlib.sha256().digest_size
     return hashlib.sha256(content[:-size]).digest() == content[-size:]
