@@ -88,9 +88,12 @@ def find_gpu(name: str) -> Gpu:
     return gpu
 
 
+def gpu_of_driver(driver_name: str) -> Gpu | None:
+    """The GPU with this full name, None if it is not in the table."""
+    return next((gpu for gpu in GPUS.values() if driver_name in gpu.driver_names), None)
+
+
 def bf16_tflops(driver_name: str) -> float | None:
     """The peak of the GPU with this full name, None if it is not known or has no bfloat16."""
-    for gpu in GPUS.values():
-        if driver_name in gpu.driver_names:
-            return gpu.bf16_tflops or None
-    return None
+    gpu = gpu_of_driver(driver_name)
+    return None if gpu is None else gpu.bf16_tflops or None
