@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import psutil
 import pytest
@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.plan import PUBLIC_LOGS
+from bench.plan import PAGE, PUBLIC_LOGS, with_tables
 from hotlap import kernels
 from hotlap.attention import plan_batch
 from hotlap.attention.dense import DenseBackend
@@ -98,7 +98,7 @@ def test_activations_on_a_cpu_are_those_that_autograd_saves(recipe):
     expected = sum(kept.bytes for kept in cpu_activations(config.model, tokens, 4))
     # The gradients that the loss computes at once are terms of their own.
     expected += 4 * config.model.width * (tokens + config.model.padded_vocab_size)
-    assert sum(size for at, size in saved.items() if at not in own) == pytest.approx(expected, rel=0.03)
+    assert sum(size for at, size in saved.items() if at not in own) == pytest.approx(expected, rel=0.01)
 
 
 def test_one_rank_keeps_all_of_muon_s_momentum_and_eight_keep_an_eighth():
@@ -203,12 +203,10 @@ def test_bytes_on_the_wire_are_those_of_a_step_of_eight_fake_ranks(fake_ranks, r
 
     module = DistributedDataParallel(model, gradient_as_bucket_view=True)
     module.register_comm_hook(None, reduce)
-    module.logger = None  # it would ask the fake group for times
-    sum(p.sum() for p in model.parameters()).backward()
+    module.logger = MagicMock()  # torch's asks for times that the fake group does not have
     ids = torch.ones(config.batch.sequence_tokens, dtype=torch.int32)
     mask = Mask(torch.zeros_like(ids), torch.tensor(256, dtype=torch.int32), "tokens")
     plans = [plan_batch(DenseBackend(), mask)] * config.model.num_layers
-    model.zero_grad()
     module(ids, ids.long(), None if recipe == "adamw" else plans).backward()
     with Collectives() as collectives:
         for optimizer in optimizers:
@@ -260,7 +258,12 @@ def test_a_price_and_a_slow_link_count():
     assert slow.speed.step_s.low > 10 * plan.speed.step_s.low
 
 
-# The command
+# The page and the command
+
+
+def test_the_tables_of_the_page_are_those_that_the_code_writes():
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run `python -m bench.plan --write`"
 
 
 def test_the_table_fits_80_columns():

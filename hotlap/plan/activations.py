@@ -80,9 +80,12 @@ def cpu_activations(model: ModelConfig, tokens: int, element_bytes: int) -> list
     keys = tokens * model.kv_heads * model.head_dim * element_bytes
     norms = with_attention + layers + 2
     heads = with_attention * (2 * model.num_heads + model.kv_heads)
+    # The first layer's values are computed once more: from the mixed stream, by its norm.
+    first_values = 2 * stream + keys if model.values == "first-layer" else 0
     return [
-        Kept("embeddings", 2 * stream + num_tables(model) * keys),
-        Kept("residual stream", (layers + with_attention + 1) * stream),
+        Kept("embeddings", 2 * stream + num_tables(model) * keys + first_values),
+        # Without attention a block mixes its input in PyTorch, which keeps it with the skip and mixed.
+        Kept("residual stream", (layers + with_attention + 2 * (layers - with_attention)) * stream),
         Kept("q, k, v as attended to", with_attention * (stream + 2 * keys)),
         Kept("output of attention", with_attention * stream),
         Kept("MLP after ReLU", layers * model.mlp_ratio * stream),

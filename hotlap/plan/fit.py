@@ -12,6 +12,7 @@ import torch
 from hotlap.config import BatchConfig, Config
 from hotlap.errors import ConfigError
 from hotlap.hardware import select_precision
+from hotlap.kernels import Installed
 from hotlap.kernels.chunked_loss import DEFAULT_CHUNK_TOKENS
 from hotlap.kernels.cuda.head_choice import HeadChoice, choose_head
 from hotlap.optim.chunks import MatrixSpec, plan_chunks
@@ -20,7 +21,7 @@ from hotlap.plan.kernels import KernelFit
 from hotlap.plan.machine import Machine
 from hotlap.plan.memory import Memory, StepShape, step_memory
 from hotlap.plan.state import ModelState, matrix_specs, meta_model, model_state, total_bytes
-from hotlap.train.compile import compiles_loss
+from hotlap.train.compile import choose_mode, compiles_loss
 from hotlap.train.run import check_ranks
 
 MIB = 2**20
@@ -112,12 +113,10 @@ def step_shape(config: Config, machine: Machine) -> StepShape:
 
 
 def graphs_of(config: Config, world_size: int) -> Graphs:
-    """What the compiler sees at once: with several ranks parts, whose gradients can be reduced early.
-
-    An uncompiled model, which nothing here describes, counts as parts.
-    """
-    mode = config.runtime.compile
-    return "model" if mode == "model" or (mode == "auto" and world_size == 1) else "parts"
+    """What the compiler sees at once. An uncompiled model, which nothing here describes, counts as parts."""
+    cuda = torch.device("cuda")
+    mode = choose_mode(config, cuda, torch.bfloat16, 1, Installed(()), world_size).mode
+    return "model" if mode == "model" else "parts"
 
 
 def largest_stack(specs: list[MatrixSpec], world_size: int) -> int:
