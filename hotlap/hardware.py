@@ -149,8 +149,17 @@ def _cpuinfo(key: str) -> str:
 
 
 def select_precision(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations. Requesting bfloat16 without hardware support is an error."""
+    """The dtype of activations. Requesting bfloat16 without hardware support is an error.
+
+    `auto` falls back to float32 except on a GPU: there it would be many times slower than the user expects.
+    """
     native = has_native_bf16(device)
+    if not native and device.type == "cuda" and name != "float32":
+        raise DeviceError(
+            expected="a GPU with bfloat16, of compute capability 8.0 or later",
+            found=f"{device_name(device)}, whose tensor cores have float16 only",
+            do="use another GPU: float16 would lose small gradients. --precision float32 is correct but slow",
+        )
     if name == "auto":
         return torch.bfloat16 if native else torch.float32
     if name == "bfloat16" and not native:

@@ -14,14 +14,16 @@ from hotlap.acceptance.checks import (
     check_attention,
     check_curve,
     check_loss,
+    check_step,
     find,
     subject,
 )
 from hotlap.acceptance.curve import STEPS, stored_curve
-from hotlap.acceptance.measured_step import watched
+from hotlap.acceptance.measured_step import fitting, watched
 from hotlap.attention.dense import DenseBackend
 from hotlap.errors import TrainingError
 from hotlap.model.head import cross_entropy
+from hotlap.recipes import resolve
 from tests.command import complaint, hotlap_here
 
 CPU = torch.device("cpu")
@@ -105,6 +107,38 @@ def test_a_wait_and_a_recompilation_are_told_apart():
     assert watched(CPU, Waiting()) == ("called a synchronizing CUDA operation", "")
     assert watched(CPU, Recompiling())[0] == ""
     assert "recompile" in watched(CPU, Recompiling())[1]
+
+
+@pytest.mark.parametrize(
+    ("measured", "planned", "passes"),
+    [(100.0, None, True), (300.0, 100.0, True), (2180.0, 2000.0, True), (2220.0, 2000.0, False)],
+)
+def test_memory_is_held_against_the_plan(made, measured, planned, passes):
+    figures = {
+        "step_ms": 1.0,
+        "mfu": None,
+        "peak_memory_mib": measured,
+        "planned_memory_mib": planned,
+        "head_share": 0.5,
+        "waits": "",
+        "recompiled": "",
+    }
+    with patch.object(checks, "measure_step", lambda *_: figures):
+        finding = check_step(made)
+    assert finding.outcome == ("passed" if passes else "failed")
+    assert finding.figures["planned_memory_mib"] == planned
+    assert ("planned" in finding.detail) == (planned == 2000)
+
+
+@pytest.mark.parametrize(("gib", "sequence_tokens"), [(80, 65_536), (24, 32_768)])
+def test_a_step_is_measured_with_the_sequences_that_fit_the_gpu(gib, sequence_tokens):
+    with (
+        patch("hotlap.plan.machine.memory_bytes", lambda _: gib * 2**30),
+        patch("hotlap.plan.machine.device_name", lambda _: "a GPU that no table has"),
+    ):
+        config, planned_mib = fitting(resolve("softcap", "small"), torch.device("cuda"))
+    assert config.batch.sequence_tokens == sequence_tokens
+    assert planned_mib < 0.92 * gib * 1024
 
 
 def test_without_a_gpu_one_line_says_so():

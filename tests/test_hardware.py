@@ -265,3 +265,12 @@ def test_opening_a_device_runs_a_backward_on_it(monkeypatch):
 
 def test_measured_rate_is_that_of_a_matrix_product():
     assert hardware.measure_matmul_gflops(size=128, repeats=1) > 0
+
+
+@pytest.mark.parametrize("name", ["auto", "bfloat16"])
+def test_a_gpu_without_bf16_is_refused_with_the_reason(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(DeviceError, match="found Tesla T4, whose tensor cores have float16 only"):
+        hardware.select_precision(name, torch.device("cuda"))
+    assert hardware.select_precision("float32", torch.device("cuda")) is torch.float32

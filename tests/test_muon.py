@@ -7,7 +7,6 @@ import torch
 
 from hotlap.errors import OptimizerError
 from hotlap.optim import Muon, reference
-from hotlap.optim.chunks import MatrixSpec, plan_chunks, plan_owners
 from hotlap.optim.newton_schulz import orthogonalize, step_coefficients
 
 
@@ -274,22 +273,3 @@ def test_a_missing_gradient_is_refused_by_name():
     weights["used"].grad = noise_like(weights["used"], 1)
     with pytest.raises(OptimizerError, match="none for `unused`;"):
         optimizer.step()
-
-
-@pytest.mark.parametrize("gather_entries", [1, 64, 1000])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("count", [1, 3, 4, 7, 13])
-def test_the_plan_gives_each_matrix_one_owner_and_shares_evenly(count, world_size, gather_entries):
-    specs = [MatrixSpec.of(torch.empty(4, 8), 1)] * count + [MatrixSpec.of(torch.empty(8, 8), 1)] * 2
-    chunks = plan_chunks(specs, world_size, gather_entries)
-    assert sorted(index for chunk in chunks for index in chunk.members) == list(range(len(specs)))
-    assert chunks[0].spec.rows == 8, "the largest first"
-    for chunk in chunks:
-        positions = [position for rank in range(world_size) for position in chunk.owned_by(rank)]
-        assert positions == list(range(len(chunk.members)))
-        assert all(position in chunk.owned_by(chunk.owner(position)) for position in positions)
-        most = max(1, gather_entries // (chunk.spec.rows * chunk.spec.cols))
-        assert world_size == 1 or chunk.per_rank <= most
-    owners = plan_owners(specs, world_size)
-    counts = [owners[:count].count(rank) for rank in range(world_size)]
-    assert max(counts) - min(counts) <= 1

@@ -90,6 +90,19 @@ def test_any_number_of_ranks_gives_the_weights_of_one(world_size):
             assert len(state) < len(alone) or world_size == 1, "a rank keeps only the momentum it owns"
 
 
+def trained_in_a_group_of_the_last_two(rank, world_size, steps):
+    group = dist.new_group([1, 2])
+    return None if rank == 0 else trained(rank, world_size, steps, {"process_group": group})
+
+
+def test_a_process_group_can_have_some_of_the_ranks():
+    alone, _, _ = trained(0, 1, 3, {})
+    _, *results = run_ranks(trained_in_a_group_of_the_last_two, 3, 3)
+    for weights, _, owners in results:
+        assert_same(weights, alone, 1e-6)
+        assert set(owners.values()) == {0, 1}
+
+
 def trained_twice(rank, world_size, steps):
     return [trained(rank, world_size, steps, {}) for _ in range(2)]
 

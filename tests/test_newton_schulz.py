@@ -164,8 +164,9 @@ def test_nan_stays_visible_and_the_input_stays_as_it_was():
 
 def test_the_working_precision_follows_the_input_and_can_be_chosen():
     matrix = torch.randn(8, 24)
-    assert working_dtype(matrix.bfloat16()) == torch.float32
-    assert working_dtype(matrix.double()) == torch.float64
+    assert working_dtype(torch.bfloat16, matrix.device) == torch.float32
+    assert working_dtype(torch.float64, matrix.device) == torch.float64
+    assert working_dtype(torch.float32, torch.device("cuda")) == torch.bfloat16
     coefficients = step_coefficients("quintic", 5)
     rough = orthogonalize(matrix, coefficients, dtype=torch.bfloat16)
     assert rough.dtype == torch.bfloat16

@@ -48,7 +48,7 @@ def test_each_role_goes_to_its_optimizer_with_its_learning_rate():
     rows = {row["parameter"]: row for row in routing.rows()}
     assert [(name, row["optimizer"], row["lr"], row["owner"]) for name, row in rows.items()] == [
         ("embed", "adam", 0.6, None),
-        ("blocks.0.qkv", "muon", 0.05, 0),
+        ("blocks.0.qkv", "muon", 0.05, 1),
         ("blocks.0.up", "muon", 0.2, 0),
         ("blocks.1.up", "muon", 0.1, 1),
         ("blocks.1.down", "muon", 0.025, 0),

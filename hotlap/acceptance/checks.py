@@ -48,6 +48,10 @@ TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 3e-3}
 # Loss at any of the steps against the stored curve: bfloat16 moves it by a few thousandths.
 CURVE_TOLERANCE = 0.05
 RESUME_TOLERANCE = 1e-3
+# Of the peak memory that `hotlap plan` gives: the compiler's choices differ between GPUs and releases.
+MEMORY_TOLERANCE = 0.1
+# Below, the workspaces of CUDA's libraries count as much as the model.
+LEAST_COMPARED_MIB = 1024
 
 
 @dataclass(frozen=True)
@@ -217,13 +221,24 @@ def check_step(made: Subject) -> Finding:
     """Steps at the size's own batch: time, memory, waits for the device, recompilations, the head's share."""
     figures = measure_step(made.device, made.size, made.data)
     mfu = "unknown" if figures["mfu"] is None else f"{figures['mfu']:.0%}"
+    as_planned, memory = judged_memory(figures["peak_memory_mib"], figures["planned_memory_mib"])
     return judged(
-        not figures["waits"] and not figures["recompiled"],
-        f"{figures['step_ms']:,.0f} ms per step, MFU {mfu}, peak {figures['peak_memory_mib']:,.0f} MiB,"
+        not figures["waits"] and not figures["recompiled"] and as_planned,
+        f"{figures['step_ms']:,.0f} ms per step, MFU {mfu}, {memory},"
         f" head {figures['head_share']:.0%} of the step;"
         f" {figures['waits'] or 'no wait for the device'}; {figures['recompiled'] or 'no recompilation'}",
         **figures,
     )
+
+
+def judged_memory(measured_mib: float, planned_mib: float | None) -> tuple[bool, str]:
+    """Whether the peak is as planned, and both in words. Off CUDA there is no plan to compare with."""
+    peak = f"peak {measured_mib:,.0f} MiB"
+    if planned_mib is None or planned_mib < LEAST_COMPARED_MIB:
+        return True, peak
+    difference = measured_mib / planned_mib - 1
+    words = f"{peak}, {difference:+.1%} of the {planned_mib:,.0f} planned, {MEMORY_TOLERANCE:.0%} allowed"
+    return abs(difference) <= MEMORY_TOLERANCE, words
 
 
 def check_ranks(made: Subject) -> Finding:

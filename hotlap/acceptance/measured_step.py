@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hotlap.config import Config
 from hotlap.distributed.process_group import Distributed
 from hotlap.distributed.signals import StopRequest
 from hotlap.model import GPT
 from hotlap.model.head import cross_entropy
+from hotlap.plan.fit import Demand
+from hotlap.plan.machine import present_gpu
 from hotlap.recipes import resolve
 from hotlap.runs.recorder import Recorder
 from hotlap.settings import updated
@@ -28,7 +32,7 @@ HEAD_REPEATS = 3
 
 
 def measure_step(device: torch.device, size: str, data: Path) -> dict[str, Any]:
-    """One process does all of a step's tokens, in micro-batches as long as memory requires."""
+    """One process does all of a step's tokens, in the largest sequences that its memory has room for."""
     config = updated(
         resolve("softcap", size),
         {
@@ -40,6 +44,9 @@ def measure_step(device: torch.device, size: str, data: Path) -> dict[str, Any]:
             "evaluation.tokens": resolve("softcap", size).batch.sequence_tokens,
         },
     )
+    planned_mib = None
+    if device.type == "cuda":
+        config, planned_mib = fitting(config, device)
     alone = Distributed(0, 0, 1, 1, device, has_group=False)
     lap = build_lap(config, data, alone, Clock())
     wait = wait_for(device)
@@ -53,6 +60,7 @@ def measure_step(device: torch.device, size: str, data: Path) -> dict[str, Any]:
         waits, recompiled = watched(device, trainer)
         wait()
         step_s = (time.perf_counter() - began) / MEASURED_STEPS
+        memory_mib = peak_memory_mib(device)
         head_s = measure_head(lap, wait)
     finally:
         lap.data.loader.close()
@@ -62,13 +70,21 @@ def measure_step(device: torch.device, size: str, data: Path) -> dict[str, Any]:
         "step_ms": step_s * 1e3,
         "tokens_per_s": tokens / step_s,
         "mfu": flops * tokens / step_s / (lap.peak_gflops * 1e9) if lap.peak_gflops else None,
-        "peak_memory_mib": peak_memory_mib(device),
+        "peak_memory_mib": memory_mib,
+        "planned_memory_mib": planned_mib,
         "head_share": head_s / step_s,
         "waits": waits,
         "recompiled": recompiled,
         "compile": lap.compiled.mode,
         "kernels": lap.installed.as_json(),
     }
+
+
+def fitting(config: Config, device: torch.device) -> tuple[Config, float]:
+    """The configuration with the largest sequences that fit, and the peak memory in MiB that is planned."""
+    demand = Demand.of(config, present_gpu(device))
+    split = config.batch if demand.fits() else demand.largest_split() or config.batch
+    return replace(config, batch=split), demand.memory(split).peak_bytes / 2**20
 
 
 def watched(device: torch.device, trainer: Trainer) -> tuple[str, str]:

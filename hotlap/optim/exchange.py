@@ -1,14 +1,19 @@
 """How ranks exchange their updates: not at all, overlapped chunk by chunk, or in one all-reduce.
 
 Each `run_*` function performs one optimizer step over `chunks`, which must be the same on all
-ranks. `compute(i)` returns the updates that this rank owns in chunk i, (owned, rows, cols).
-`apply(i, updates)` receives the updates of all matrices of chunk i, (matrices, rows, cols).
+ranks. `compute(i)` returns the updates that this rank owns in chunk i, in the order of their
+positions, as stacks of shape (count, rows, cols); a rank that owns none returns one stack of none.
+`apply(i, updates)` receives the updates of all matrices of chunk i, each (rows, cols).
+
+Every rank receives every update exactly once. Remainders are broadcast from their owners, one
+broadcast per owner. Scattering each matrix over all ranks and all-gathering the pieces would need
+only two collectives, but connects every owner with every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,17 +21,24 @@ from torch import Tensor
 
 from hotlap.optim.chunks import Chunk
 
-Compute = Callable[[int], Tensor]
-Apply = Callable[[int, Tensor], None]
+Compute = Callable[[int], Sequence[Tensor]]
+Apply = Callable[[int, Sequence[Tensor]], None]
 # Called before each stage, with "compute", "gather-start", "wait" or "apply" and the chunk's index.
 OnEvent = Callable[[str, int], None]
+
+
+class _InFlight(NamedTuple):
+    """A chunk on the wire: `flat` has the updates of all its matrices once `works` are waited for."""
+
+    flat: Tensor
+    works: list[dist.Work]
 
 
 def run_single_rank(chunks: Sequence[Chunk], compute: Compute, apply: Apply, on_event: OnEvent) -> None:
     """Compute and apply each chunk, without communication."""
     for index in range(len(chunks)):
         on_event("compute", index)
-        updates = compute(index)
+        updates = [update for stack in compute(index) for update in stack]
         on_event("apply", index)
         apply(index, updates)
 
@@ -38,27 +50,26 @@ def run_overlapped(
     on_event: OnEvent,
     process_group: dist.ProcessGroup | None,
 ) -> None:
-    """All-gather chunk i while chunk i + 1 is computed; apply it while chunk i + 1 is gathered."""
-    world_size = dist.get_world_size(process_group)
-    in_flight: tuple[int, dist.Work, Tensor] | None = None
+    """Exchange chunk i while chunk i + 1 is computed; apply it while chunk i + 1 is exchanged."""
+    previous: _InFlight | None = None
 
-    def finish(index: int, gathering: dist.Work, updates: Tensor) -> None:
+    def finish(index: int, exchange: _InFlight) -> None:
         on_event("wait", index)
-        gathering.wait()
+        for work in exchange.works:
+            work.wait()
         on_event("apply", index)
-        apply(index, updates)
+        apply(index, chunks[index].matrices(exchange.flat))
 
     for index, chunk in enumerate(chunks):
         on_event("compute", index)
-        own = _pad_to_slots(compute(index), chunk)
-        updates = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
+        own = _flattened(compute(index))
         on_event("gather-start", index)
-        gathering = _all_gather(updates, own, group=process_group, async_op=True)
-        if in_flight:
-            finish(*in_flight)
-        in_flight = (index, gathering, updates)
-    if in_flight:
-        finish(*in_flight)
+        exchange = _start_exchange(own, chunk, process_group)
+        if previous:
+            finish(index - 1, previous)
+        previous = exchange
+    if previous:
+        finish(len(chunks) - 1, previous)
 
 
 def run_flat(
@@ -73,29 +84,52 @@ def run_flat(
     sparse = []
     for index, chunk in enumerate(chunks):
         on_event("compute", index)
-        own = compute(index)
-        updates = own.new_zeros(chunk.shape)
-        updates[chunk.owned_by(rank).start : chunk.owned_by(rank).stop] = own
-        sparse.append(updates.flatten())
+        own = _flattened(compute(index))
+        updates = own.new_zeros(len(chunk.members) * chunk.entries)
+        _owned_segment(updates, chunk, rank).copy_(own)
+        sparse.append(updates)
     flat = torch.cat(sparse)
     on_event("wait", 0)
     dist.all_reduce(flat, group=process_group)
     summed = flat.split_with_sizes([len(updates) for updates in sparse])
     for index, (chunk, updates) in enumerate(zip(chunks, summed, strict=True)):
         on_event("apply", index)
-        apply(index, updates.view(chunk.shape))
+        apply(index, chunk.matrices(updates))
 
 
-def gather_chunk(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | None) -> Tensor:
-    """All matrices of a chunk, (matrices, rows, cols), in the order of its members.
+def gather_chunk(
+    own: Sequence[Tensor], chunk: Chunk, process_group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """All matrices of a chunk, each (rows, cols). `own` are the stacks that this rank owns."""
+    exchange = _start_exchange(_flattened(own), chunk, process_group)
+    for work in exchange.works:
+        work.wait()
+    return chunk.matrices(exchange.flat)
 
-    `own` holds the matrices that this rank owns, (owned, rows, cols).
-    """
-    own = _pad_to_slots(own, chunk)
-    world_size = dist.get_world_size(process_group)
-    gathered = own.new_empty((world_size * chunk.per_rank, *own.shape[1:]))
-    _all_gather(gathered, own, group=process_group)
-    return gathered[: len(chunk.members)]
+
+def _start_exchange(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup | None) -> _InFlight:
+    """Send the matrices that this rank owns, one after another in the vector `own`, and receive all."""
+    flat = own.new_empty(len(chunk.members) * chunk.entries)
+    if chunk.collective == "all-gather":
+        return _InFlight(flat, [_all_gather(flat, own, group=process_group, async_op=True)])
+    _owned_segment(flat, chunk, dist.get_rank(process_group)).copy_(own)
+    works = []
+    for owner in sorted(set(chunk.owners)):
+        source = owner if process_group is None else dist.get_global_rank(process_group, owner)
+        works.append(
+            dist.broadcast(_owned_segment(flat, chunk, owner), source, group=process_group, async_op=True)
+        )
+    return _InFlight(flat, works)
+
+
+def _owned_segment(flat: Tensor, chunk: Chunk, rank: int) -> Tensor:
+    """The part of a chunk's vector that holds the matrices of one rank."""
+    owned = chunk.owned_by(rank)
+    return flat[owned.start * chunk.entries : owned.stop * chunk.entries]
+
+
+def _flattened(stacks: Sequence[Tensor]) -> Tensor:
+    return stacks[0].flatten() if len(stacks) == 1 else torch.cat([stack.flatten() for stack in stacks])
 
 
 def _all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
@@ -103,11 +137,3 @@ def _all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
     # because a torch built without distributed support has neither.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return gather(gathered, own, **options)
-
-
-def _pad_to_slots(own: Tensor, chunk: Chunk) -> Tensor:
-    """Zero-pad to (per_rank, rows, cols): an all-gather needs the same shape on every rank."""
-    missing = chunk.per_rank - own.shape[0]
-    if missing:
-        own = torch.cat([own, own.new_zeros((missing, *own.shape[1:]))])
-    return own.contiguous()

@@ -2,13 +2,13 @@
 
 Muon is by Keller Jordan et al. (https://kellerjordan.github.io/posts/muon/). The distributed scheme
 follows modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt): each rank orthogonalizes
-the matrices that it owns, keeps only their momentum, and all-gathers the updates. All ranks end a
-step with the same weights if they start it with the same weights and gradients.
+the matrices that it owns, keeps only their momentum, and sends the updates to the other ranks. All
+ranks end a step with the same weights if they start it with the same weights and gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -21,24 +21,38 @@ from hotlap.errors import OptimizerError
 from hotlap.optim.chunks import GATHER_ENTRIES, Chunk, MatrixSpec, plan_chunks
 from hotlap.optim.exchange import OnEvent, gather_chunk, run_flat, run_overlapped, run_single_rank
 from hotlap.optim.gradients import check_gradients
-from hotlap.optim.muon_math import MomentumForm, PlainMath
+from hotlap.optim.muon_math import MomentumForm, PlainMath, UpdateRule
 from hotlap.optim.newton_schulz import CoefficientKind, step_coefficients, working_dtype
-from hotlap.optim.parameters import Parameters, check_matrices, check_unique, named_groups
+from hotlap.optim.parameters import (
+    Parameters,
+    check_choice,
+    check_matrices,
+    check_settings,
+    check_unique,
+    named_groups,
+)
 
 UpdateScale = Literal["aspect", "match-rms"]
 Communication = Literal["overlapped", "flat"]
 
 
 @dataclass(frozen=True)
+class _Stack:
+    """Matrices of one spec that this rank owns in a chunk, and their momentum (count, rows, cols)."""
+
+    spec: MatrixSpec
+    weights: list[Tensor]
+    momentum: Tensor
+
+
+@dataclass(frozen=True)
 class _LocalChunk:
-    """A chunk on this rank: all of its weights, and momentum for those that the rank owns."""
+    """A chunk on this rank: all of its weights, and what the rank owns, at least one empty stack."""
 
     chunk: Chunk
-    group: dict[str, Any]
     names: list[str]
     weights: list[Tensor]
-    owned: range  # positions in `weights`
-    momentum: Tensor  # (owned, rows, cols)
+    stacks: list[_Stack]
 
 
 class Muon(torch.optim.Optimizer):
@@ -59,7 +73,7 @@ class Muon(torch.optim.Optimizer):
     lr_factors      {name: factor on the learning rate}, such as {"blocks.0.mlp.up": 2.0}
     parts           {name: number of matrices concatenated along the rows}, each orthogonalized on
                     its own, such as {"blocks.0.attention.qkv": 3}
-    communication   "overlapped": all-gather a chunk while the next one is computed; "flat": one
+    communication   "overlapped": exchange a chunk while the next one is computed; "flat": one
                     all-reduce of all updates, the baseline for measuring the overlap
     gather_entries  target number of entries that a rank contributes to one all-gather; small
                     matrices are gathered several at a time
@@ -100,11 +114,12 @@ class Muon(torch.optim.Optimizer):
         check_matrices(named, self._parts, self._lr_factors)
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         for group in self.param_groups:
-            _check_settings(group)
-        _check_choices(coefficients, momentum_form, update_scale, communication)
-        self._nesterov = nesterov
-        self._momentum_form = momentum_form
-        self._coefficients = step_coefficients(coefficients, ns_steps)
+            check_settings(group)
+        check_choice("coefficients", coefficients, get_args(CoefficientKind))
+        check_choice("momentum_form", momentum_form, get_args(MomentumForm))
+        check_choice("update_scale", update_scale, get_args(UpdateScale))
+        check_choice("communication", communication, get_args(Communication))
+        self._rule = UpdateRule(momentum_form, nesterov, step_coefficients(coefficients, ns_steps))
         self._ns_dtype = ns_dtype
         self._update_scale = update_scale
         self._cautious = cautious
@@ -119,23 +134,26 @@ class Muon(torch.optim.Optimizer):
         if self.world_size > 1:
             run = run_overlapped if communication == "overlapped" else run_flat
             self._run = partial(run, process_group=process_group)
-        self._local_chunks = [local for group in self.param_groups for local in self._plan(group)]
+        self._local_chunks = self._plan()
         self._is_planned = True
 
-    def _plan(self, group: dict[str, Any]) -> list[_LocalChunk]:
-        named = list(zip(group["param_names"], group["params"], strict=True))
-        specs = [MatrixSpec.of(weight, self._parts.get(name, 1)) for name, weight in named]
+    def _plan(self) -> list[_LocalChunk]:
+        named = [
+            (name, weight, MatrixSpec.of(weight, self._parts.get(name, 1), index))
+            for index, group in enumerate(self.param_groups)
+            for name, weight in zip(group["param_names"], group["params"], strict=True)
+        ]
+        names, weights, specs = zip(*named, strict=True)
         local_chunks = []
         for chunk in plan_chunks(specs, self.world_size, self._gather_entries):
-            owned = chunk.owned_by(self.rank)
-            # At least float32: half precision would round away small increments.
-            dtype = torch.promote_types(chunk.spec.dtype, torch.float32)
-            momentum = torch.zeros((len(owned), *chunk.shape[1:]), dtype=dtype, device=chunk.spec.device)
-            weights = [named[member][1] for member in chunk.members]
-            for position, buffer in zip(owned, momentum, strict=True):
-                self.state[weights[position]]["momentum"] = buffer
-            names = [named[member][0] for member in chunk.members]
-            local_chunks.append(_LocalChunk(chunk, group, names, weights, owned, momentum))
+            in_chunk = [weights[member] for member in chunk.members]
+            owned = chunk.stacks_of(self.rank) or [range(0)]
+            stacks = [_new_stack(chunk.specs[run.start], in_chunk[run.start : run.stop]) for run in owned]
+            for stack in stacks:
+                for weight, buffer in zip(stack.weights, stack.momentum, strict=True):
+                    self.state[weight]["momentum"] = buffer
+            in_order = [names[member] for member in chunk.members]
+            local_chunks.append(_LocalChunk(chunk, in_order, in_chunk, stacks))
         return local_chunks
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -158,33 +176,38 @@ class Muon(torch.optim.Optimizer):
         self._run(chunks, self._compute, self._apply, self._on_event)
         return loss
 
-    def _compute(self, index: int) -> Tensor:
-        """The orthogonalized updates that this rank owns in one chunk, (owned, rows, cols)."""
-        local = self._local_chunks[index]
-        buffer = local.momentum
-        dtype = self._ns_dtype or working_dtype(buffer)
-        if not len(local.owned):
-            return buffer.to(dtype)
-        gradients = [cast(Tensor, local.weights[position].grad) for position in local.owned]
-        updates = self.math.update_momentum(
-            gradients, buffer, self._momentum_form, local.group["momentum"], self._nesterov
-        )
-        spec = local.chunk.spec
-        pieces = updates.view(-1, spec.rows // spec.parts, spec.cols)
-        return self.math.orthogonalize(pieces, self._coefficients, dtype).reshape(updates.shape)
+    def _compute(self, index: int) -> list[Tensor]:
+        """The orthogonalized updates that this rank owns in one chunk, stacks (count, rows, cols)."""
+        return [self._compute_stack(stack) for stack in self._local_chunks[index].stacks]
 
-    def _apply(self, index: int, updates: Tensor) -> None:
-        """Update all weights of one chunk. `updates` is (matrices, rows, cols), perhaps padded."""
+    def _compute_stack(self, stack: _Stack) -> Tensor:
+        dtype = self._update_dtype(stack.spec)
+        if not stack.weights:
+            return stack.momentum.to(dtype)
+        gradients = [cast(Tensor, weight.grad) for weight in stack.weights]
+        momentum = self.param_groups[stack.spec.group]["momentum"]
+        return self.math.compute_updates(
+            gradients, stack.momentum, momentum, self._rule, stack.spec.parts, dtype
+        )
+
+    def _apply(self, index: int, updates: Sequence[Tensor]) -> None:
+        """Update all weights of one chunk; `updates` are (rows, cols) each."""
         local = self._local_chunks[index]
-        spec = local.chunk.spec
-        rows = spec.rows // spec.parts
-        aspect = max(1.0, rows / spec.cols) ** 0.5
-        scale = aspect if self._update_scale == "aspect" else 0.2 * max(rows, spec.cols) ** 0.5
-        lrs = [local.group["lr"] * self._lr_factors.get(name, 1.0) for name in local.names]
-        rates, decays = [lr * scale for lr in lrs], [lr * local.group["weight_decay"] for lr in lrs]
-        # The all-gather of an uneven chunk ends in padding.
-        updates = updates[: len(local.weights)]
+        rates, decays = [], []
+        for name, spec in zip(local.names, local.chunk.specs, strict=True):
+            group = self.param_groups[spec.group]
+            lr = group["lr"] * self._lr_factors.get(name, 1.0)
+            rates.append(lr * self._scale(spec))
+            decays.append(lr * group["weight_decay"])
         self.math.update_weights(local.weights, updates, rates, decays, self._cautious)
+
+    def _scale(self, spec: MatrixSpec) -> float:
+        rows = spec.rows // spec.parts
+        aspect: float = max(1.0, rows / spec.cols) ** 0.5
+        return aspect if self._update_scale == "aspect" else 0.2 * max(rows, spec.cols) ** 0.5
+
+    def _update_dtype(self, spec: MatrixSpec) -> torch.dtype:
+        return self._ns_dtype or working_dtype(spec.dtype, spec.device)
 
     def named_parameters(self) -> dict[str, Tensor]:
         """All matrices by name, including those that other ranks own."""
@@ -197,21 +220,20 @@ class Muon(torch.optim.Optimizer):
     def owners(self) -> dict[str, int]:
         """{name: rank that computes the update and keeps the momentum}."""
         return {
-            name: local.chunk.owner(position)
+            name: owner
             for local in self._local_chunks
-            for position, name in enumerate(local.names)
+            for name, owner in zip(local.names, local.chunk.owners, strict=True)
         }
 
     def newton_schulz_stacks(self) -> list[tuple[tuple[int, int, int], torch.dtype]]:
-        """(count, rows, cols) and dtype of each stack that a step orthogonalizes, the same on all ranks.
-
-        A rank that owns less than its part of an uneven chunk has fewer matrices in it.
-        """
+        """(count, rows, cols) and dtype of each stack that all ranks together orthogonalize in a step."""
         stacks = []
         for local in self._local_chunks:
-            spec = local.chunk.spec
-            shape = (local.chunk.per_rank * spec.parts, spec.rows // spec.parts, spec.cols)
-            stacks.append((shape, self._ns_dtype or working_dtype(local.momentum)))
+            for rank in sorted(set(local.chunk.owners)):
+                for run in local.chunk.stacks_of(rank):
+                    spec = local.chunk.specs[run.start]
+                    shape = (len(run) * spec.parts, spec.rows // spec.parts, spec.cols)
+                    stacks.append((shape, self._update_dtype(spec)))
         return stacks
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,9 +253,10 @@ class Muon(torch.optim.Optimizer):
         """The state of all matrices, on the CPU. A collective: every rank must call it."""
         state = {}
         for local in self._local_chunks:
-            buffers = local.momentum
+            own = [stack.momentum for stack in local.stacks]
+            buffers = [buffer for stack in own for buffer in stack]
             if self.world_size > 1:
-                buffers = gather_chunk(buffers, local.chunk, self._process_group)
+                buffers = gather_chunk(own, local.chunk, self._process_group)
             for name, buffer in zip(local.names, buffers, strict=True):
                 state[name] = {"momentum": buffer.to("cpu", copy=True)}
         return {"state": state, "param_groups": self._group_settings()}
@@ -274,26 +297,8 @@ class Muon(torch.optim.Optimizer):
         ]
 
 
-def _check_settings(group: Mapping[str, Any]) -> None:
-    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
-    if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
-        raise OptimizerError(
-            expected="lr ≥ 0, 0 ≤ momentum < 1 and weight_decay ≥ 0",
-            found=f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}",
-            do="correct the value that is out of range",
-        )
-
-
-def _check_choices(coefficients: str, momentum_form: str, update_scale: str, communication: str) -> None:
-    for name, value, choices in (
-        ("coefficients", coefficients, get_args(CoefficientKind)),
-        ("momentum_form", momentum_form, get_args(MomentumForm)),
-        ("update_scale", update_scale, get_args(UpdateScale)),
-        ("communication", communication, get_args(Communication)),
-    ):
-        if value not in choices:
-            raise OptimizerError(
-                expected=f"{name} to be one of {', '.join(choices)}",
-                found=f"{name}={value!r}",
-                do="choose one of these",
-            )
+def _new_stack(spec: MatrixSpec, weights: list[Tensor]) -> _Stack:
+    # At least float32: half precision would round away small increments.
+    dtype = torch.promote_types(spec.dtype, torch.float32)
+    momentum = torch.zeros((len(weights), spec.rows, spec.cols), dtype=dtype, device=spec.device)
+    return _Stack(spec, weights, momentum)

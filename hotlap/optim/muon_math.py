@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,7 +17,35 @@ from hotlap.optim.newton_schulz import Coefficients, orthogonalize
 MomentumForm = Literal["lerp", "sum"]
 
 
+@dataclass(frozen=True)
+class UpdateRule:
+    """How an update is computed from a gradient and the momentum; constant during training."""
+
+    momentum_form: MomentumForm
+    nesterov: bool
+    coefficients: Coefficients
+
+
 class PlainMath:
+    def compute_updates(
+        self,
+        gradients: Sequence[Tensor],
+        buffer: Tensor,
+        momentum: float,
+        rule: UpdateRule,
+        parts: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Update the momentum in `buffer` (count, rows, cols) in place.
+
+        `gradients` are `count` tensors of shape (rows, cols). Returns the updates (count, rows, cols) in
+        `dtype`, in which each of the `parts` along the rows is orthogonalized on its own.
+        """
+        updates = self.update_momentum(gradients, buffer, rule.momentum_form, momentum, rule.nesterov)
+        count, rows, cols = updates.shape
+        pieces = updates.view(count * parts, rows // parts, cols)
+        return self.orthogonalize(pieces, rule.coefficients, dtype).reshape(updates.shape)
+
     def update_momentum(
         self,
         gradients: Sequence[Tensor],
@@ -43,12 +72,12 @@ class PlainMath:
     def update_weights(
         self,
         weights: Sequence[Tensor],
-        updates: Tensor,
+        updates: Sequence[Tensor],
         rates: Sequence[float],
         decays: Sequence[float],
         cautious: bool,
     ) -> None:
-        """weight −= decay · weight + rate · update, in place, per matrix of (count, rows, cols).
+        """weight −= decay · weight + rate · update, in place, per matrix.
 
         Cautious weight decay applies only to the entries that the update moves toward zero.
         """

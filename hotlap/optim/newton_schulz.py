@@ -70,11 +70,11 @@ def step_coefficients(kind: CoefficientKind, steps: int) -> Coefficients:
     return damped + listed[-1:]
 
 
-def working_dtype(matrices: Tensor) -> torch.dtype:
+def working_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """bfloat16 on CUDA, where it is fast. Elsewhere float32, or float64 for float64 input."""
-    if matrices.is_cuda:
+    if device.type == "cuda":
         return torch.bfloat16
-    return torch.float64 if matrices.dtype == torch.float64 else torch.float32
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def orthogonalize(
@@ -86,7 +86,7 @@ def orthogonalize(
     float32 and float64, and the plain form otherwise: in bfloat16 the Gram form loses accuracy.
     """
     assert matrices.ndim in (2, 3), f"expected (rows, cols) or (count, rows, cols), found {matrices.shape}"
-    dtype = dtype or working_dtype(matrices)
+    dtype = dtype or working_dtype(matrices.dtype, matrices.device)
     stacked = matrices if matrices.ndim == 3 else matrices.unsqueeze(0)
     is_tall = stacked.shape[-2] > stacked.shape[-1]
     wide = _unit_norm((stacked.mT if is_tall else stacked).to(dtype))
@@ -102,6 +102,12 @@ def gram_pays(shape: torch.Size, dtype: torch.dtype) -> bool:
     """Whether the Gram form is faster for matrices of `shape` and as accurate in `dtype`."""
     short, long = sorted(shape)
     return long >= _MIN_GRAM_ASPECT * short and dtype != torch.bfloat16
+
+
+def flops_per_step(rows: int, cols: int) -> int:
+    """FLOPs of one step on one matrix in the plain form: X·Xᵀ, its square, and the product with X."""
+    short, long = sorted((rows, cols))
+    return 4 * short**2 * long + 2 * short**3
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:

@@ -1,8 +1,8 @@
-"""Optimizer arguments: a name for every tensor, and clear errors for tensors that do not fit."""
+"""Optimizer arguments: a name for every tensor, and clear errors for what does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -76,4 +76,24 @@ def check_matrices(
             expected="`parts` and `lr_factors` of the given parameters only",
             found=f"`{unknown[0]}`, which is not among them",
             do="correct the name",
+        )
+
+
+def check_settings(group: Mapping[str, Any]) -> None:
+    """Raise if a setting of one of Muon's parameter groups is out of range."""
+    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0):
+        raise OptimizerError(
+            expected="lr ≥ 0, 0 ≤ momentum < 1 and weight_decay ≥ 0",
+            found=f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}",
+            do="correct the value that is out of range",
+        )
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise OptimizerError(
+            expected=f"{name} to be one of {', '.join(choices)}",
+            found=f"{name}={value!r}",
+            do="choose one of these",
         )
