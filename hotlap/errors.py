@@ -7,7 +7,9 @@ keeps its traceback. Raise these errors as early as possible: at construction, b
 # Exit codes.
 BUG = 1  # Python's own, after a traceback
 USER_MISTAKE = 2
-INTERRUPTED = 130  # 128 + SIGINT, the shell's convention for Ctrl-C
+# 128 + the signal's number, the shell's convention.
+INTERRUPTED = 130  # Ctrl-C
+PREEMPTED = 143  # SIGTERM: saved, and to be started again by whoever sent it
 
 
 class HotlapError(Exception):

@@ -98,6 +98,54 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny_data, tmp_path):
     assert len(losses(tmp_path / "runs" / "run")) == saved.step + 2
 
 
+def test_the_same_command_is_right_after_every_preemption(tiny_data, tmp_path):
+    words = command(tiny_data, 12, "--name", "run", "--resume", "auto", "--checkpoint.every-steps", "1")
+    run = tmp_path / "runs" / "run"
+    process = start(words, tmp_path)
+    wait_for_step(run, 2, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, (out, err)
+    saved = store.load_latest(run / "checkpoints")[0].step
+    assert 2 <= saved < 12
+    resumed = hotlap_here(*words, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resumed    at step {saved}" in resumed.stdout
+    over = hotlap_here(*words, cwd=tmp_path)
+    assert over.returncode == 0, over.stderr
+    assert "is over: step 12 of 12" in over.stdout
+    whole = [*words, "--name", "whole"]
+    assert hotlap_here(*whole, cwd=tmp_path).returncode == 0
+    assert losses(run) == losses(tmp_path / "runs" / "whole")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_data, tmp_path):
+    words = command(tiny_data, 3, "--name", "run", "--resume", "auto")
+    assert hotlap_here(*words, cwd=tmp_path).returncode == 0
+    run = tmp_path / "runs" / "run"
+    first = losses(run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    again = hotlap_here(*words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert losses(run) == first
+
+
+@pytest.mark.parametrize("missing", ["--name", "RECIPE"])
+def test_resume_auto_needs_to_know_the_run(tiny_data, tmp_path, missing):
+    words = ["train", "--resume", "auto", *(["softcap"] if missing == "--name" else ["--name", "run"])]
+    assert f"found no {missing}" in complaint(hotlap_here(*words, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("procs", [(), ("--procs", "2")])
+def test_tasks_of_srun_that_do_not_know_each_other_are_refused(tiny_data, tmp_path, monkeypatch, procs):
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    refused = hotlap_here(*command(tiny_data, 3, "--name", "run", *procs), cwd=tmp_path)
+    assert "4 tasks of srun that do not know each other" in complaint(refused)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_two_processes_train_as_one_does(tiny_data, tmp_path):
     train_here(tiny_data, tmp_path, 6, "--name", "one")
     train(tiny_data, tmp_path, 6, "--name", "two", "--procs", "2")
@@ -112,16 +160,16 @@ def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    "number, to",
-    [(signal.SIGINT, "launcher"), (signal.SIGTERM, "ranks"), (signal.SIGHUP, "launcher")],
+    "number, to, code",
+    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGHUP, "launcher", 143)],
 )
-def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path, number, to):
+def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path, number, to, code):
     process = start(command(tiny_data, 400, "--name", "run", "--procs", "2"), tmp_path)
     wait_for_step(tmp_path / "runs" / "run", 2, process)
     for target in [process] if to == "launcher" else ranks_of(process):
         target.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (code, "")
     assert "hotlap train --resume runs/run" in out
     step = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0].step
     assert step >= 2

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotlap.runs.checkpoint import Checkpoint
 
 NEWEST_RUN = "the newest run"
+AUTO = "auto"
 NO_RUN_ID = "none"  # torchrun's, unless it was given one or has a rendezvous
 
 
@@ -63,6 +64,14 @@ def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint
     for damage in skipped:
         console.print(f"skipped: {damage}", markup=False, soft_wrap=True)
     return ResumePoint(path, checkpoint, newest_step)
+
+
+def goes_on_by_itself(args: argparse.Namespace) -> bool:
+    """Whether the command is for a run that exists, although it may be the one that started it."""
+    if args.name is None:
+        return False
+    run = args.runs / args.name
+    return run.exists() if args.resume == AUTO else args.resume is None and is_restart_of(run)
 
 
 def is_restart_of(run: Path) -> bool:

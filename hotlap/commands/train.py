@@ -18,11 +18,12 @@ from rich.table import Table
 
 from hotlap.cli import Parser
 from hotlap.commands.resume import (
+    AUTO,
     NEWEST_RUN,
     ResumePoint,
     find_resume_point,
+    goes_on_by_itself,
     has_checkpoint,
-    is_restart_of,
     over_line,
     resumed_config,
 )
@@ -58,8 +59,9 @@ def configure(parser: Parser) -> None:
         "--resume",
         nargs="?",
         const=NEWEST_RUN,
-        metavar="PATH",
-        help="resume from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run)",
+        metavar="PATH|auto",
+        help="resume from a run's last checkpoint, or from the checkpoint at PATH (default: the newest run);"
+        " auto: start the run --name, or resume it if it exists",
     )
     parser.add_argument("--allow-change", action="store_true", help="resume with other settings")
     parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
@@ -80,15 +82,17 @@ def train(args: argparse.Namespace) -> int:
     console = make_console()
     changes = parse(Config, args.settings)
     check_options(args, changes)
-    restarted = args.resume is None and args.name is not None and is_restart_of(args.runs / args.name)
-    if restarted and has_checkpoint(args.runs / args.name):
+    goes_on = goes_on_by_itself(args)
+    if args.resume == AUTO:
+        args.resume = None
+    if goes_on and has_checkpoint(args.runs / args.name):
         args.resume = NEWEST_RUN
     if args.resume is not None:
         point = find_resume_point(args, console)
         config = resumed_config(args, changes, point)
         root, name = point.directory.parent, point.directory.name
     else:
-        point, config = None, new_config(args, changes, is_new=not restarted)
+        point, config = None, new_config(args, changes, is_new=not goes_on)
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
@@ -98,7 +102,7 @@ def train(args: argparse.Namespace) -> int:
         return 0
     if args.procs is not None:
         train_in_processes(args, config, point, console)
-    return train_here(config, root, name, point, args.log, console, starts_over=restarted)
+    return train_here(config, root, name, point, args.log, console, starts_over=goes_on)
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
@@ -119,7 +123,13 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
             )
     if args.resume is None:
         return
-    if args.name is not None and args.resume != NEWEST_RUN:
+    if args.resume == AUTO and (args.name is None or args.recipe is None):
+        raise ConfigError(
+            expected="a RECIPE and --name with --resume auto, so that each start finds the same run",
+            found="no --name" if args.name is None else "no RECIPE",
+            do="add it",
+        )
+    if args.name is not None and args.resume not in (NEWEST_RUN, AUTO):
         raise ConfigError(
             expected="one run to resume",
             found=f"--resume {args.resume} and --name {args.name}",
@@ -175,6 +185,7 @@ def train_in_processes(
     args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
 ) -> NoReturn:
     from hotlap.distributed.launch import launch
+    from hotlap.distributed.process_group import check_slurm_tasks
     from hotlap.hardware import select_device
     from hotlap.runs.sinks import check_sinks
     from hotlap.train.run import check_ranks, ensure_data
@@ -182,6 +193,7 @@ def train_in_processes(
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
     select_device(config.runtime.device)
+    check_slurm_tasks(os.environ)
     check_ranks(config, args.procs)
     check_sinks(args.log)
     # Before the ranks start: a download may take longer than they wait for each other.
@@ -258,7 +270,7 @@ def train_here(
             f" hotlap train --resume {result.directory.path}",
             soft_wrap=True,
         )
-        return INTERRUPTED
+        return result.exit_code
     finish(result, result.directory, console)
     return 0
 

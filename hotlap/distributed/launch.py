@@ -25,7 +25,15 @@ from typing import Any
 import psutil
 
 from hotlap.distributed.signals import stop_signals
-from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConnectionLostError, HotlapError, TrainingError
+from hotlap.errors import (
+    BUG,
+    INTERRUPTED,
+    PREEMPTED,
+    USER_MISTAKE,
+    ConnectionLostError,
+    HotlapError,
+    TrainingError,
+)
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
 # How long torch's launcher waits for workers after a signal before it kills them. The default is
@@ -66,16 +74,16 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
         try:
             with kill_workers_on_exit():
                 elastic_launch(config, sys.executable)("-m", "hotlap", *arguments)
-        except SignalException:
+        except SignalException as received:
             error = read_failure(failure_file)
             if error is not None:
                 raise error from None
-            return INTERRUPTED
+            return INTERRUPTED if received.sigval == signal.SIGINT else PREEMPTED
         except ChildFailedError as failed:
             failures = [(rank, one.exitcode, one.timestamp) for rank, one in failed.failures.items()]
             rank, exit_code = first_failure(failures)
-            if exit_code == INTERRUPTED:
-                return INTERRUPTED
+            if exit_code in (INTERRUPTED, PREEMPTED):
+                return exit_code
             error = read_failure(failure_file)
             if error is None and exit_code == USER_MISTAKE:
                 # No rank had an error of its own.

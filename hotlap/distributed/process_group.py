@@ -51,6 +51,7 @@ def read_environment(device_type: str, environment: Mapping[str, str]) -> Distri
     World size 1 if none is set; an error if some are missing or invalid.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        check_slurm_tasks(environment)
         return Distributed(0, 0, 1, 1, _device(device_type, 0), has_group=False)
     missing = [name for name in _TORCHRUN_VARIABLES if name not in environment]
     if missing:
@@ -144,6 +145,18 @@ def _device(device_type: str, local_rank: int) -> torch.device:
             do=f"start torchrun with --nproc-per-node of at most {count}",
         )
     return torch.device("cuda", local_rank)
+
+
+def check_slurm_tasks(environment: Mapping[str, str]) -> None:
+    """Refuse `srun` with several tasks and without torchrun: each task would train a run of its own."""
+    tasks = environment.get("SLURM_NTASKS", "1")
+    # A step of srun has a number; in the batch script itself it is not set, and that runs once.
+    if "SLURM_STEP_ID" in environment and tasks != "1":
+        raise ConfigError(
+            expected="one task per node, which starts its ranks with torchrun",
+            found=f"{tasks} tasks of srun that do not know each other",
+            do="use `srun --ntasks-per-node 1 torchrun …` as in docs/gpus.md, or `srun --ntasks 1`",
+        )
 
 
 def _malformed(found: str) -> ConfigError:

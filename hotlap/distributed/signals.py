@@ -11,7 +11,7 @@ import signal
 from types import FrameType
 from typing import Self
 
-from hotlap.errors import INTERRUPTED
+from hotlap.errors import INTERRUPTED, PREEMPTED
 
 
 class StopRequest:
@@ -19,6 +19,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        # Another rank may have been asked to stop instead of this one: not by Ctrl-C, which reaches all.
+        self.exit_code = PREEMPTED
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
@@ -33,6 +35,7 @@ class StopRequest:
             # Not sys.exit, because the rank may be blocked in a collective that never returns.
             os._exit(INTERRUPTED)
         self.requested = True
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
 
 
 def stop_signals() -> list[signal.Signals]:

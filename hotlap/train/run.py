@@ -65,6 +65,7 @@ class Result:
     summary: dict[str, Any]
     lap: Lap
     directory: RunDirectory | None  # on the main rank only
+    exit_code: int  # of an interrupted run: by Ctrl-C, or to be started again
 
 
 def run(config: Config, options: RunOptions, console: Console) -> Result:
@@ -106,7 +107,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         summary = conclude(lap, progress, clock, status, run_directory)
         if dist.is_initialized():
             dist.barrier()
-        return Result(status, summary, lap, run_directory)
+        return Result(status, summary, lap, run_directory, stop.exit_code)
 
 
 def check_ranks(config: Config, world_size: int) -> None:
