@@ -209,7 +209,7 @@ def opened(device):
 
 torch.cuda.device_count = lambda: 1
 run.select_device = torch.device
-run.process_group = lambda device: contextlib.nullcontext(SimpleNamespace(device=torch.device(device)))
+run.process_group = lambda device, _: contextlib.nullcontext(SimpleNamespace(device=torch.device(device)))
 run.open_device = opened
 try:
     config = updated(resolve("softcap", "pico"), {"runtime.device": sys.argv[1]})
