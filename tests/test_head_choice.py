@@ -92,6 +92,20 @@ def test_full_logits_are_the_plain_loss(monkeypatch):
     assert loss is cross_entropy
 
 
+@pytest.mark.parametrize("softcap", [15.0, None])
+def test_of_full_logits_the_compiler_keeps_bfloat16_only(softcap):
+    """With the compiler's own decompositions and choice of what the forward pass saves."""
+    saved = []
+    compiled = torch.compile(
+        cross_entropy, backend="aot_eager_decomp_partition", fullgraph=True, dynamic=False
+    )
+    x = torch.randn(256, 64, dtype=torch.bfloat16, requires_grad=True)
+    weight, targets = torch.randn(1024, 64, requires_grad=True), torch.randint(1024, (256,))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        compiled(x, weight, targets, softcap)
+    assert [t.dtype for t in saved if t.shape == (256, 1024)] == [torch.bfloat16]
+
+
 @pytest.mark.parametrize(
     ("changes", "passes", "line"),
     [
