@@ -315,6 +315,19 @@ def test_a_wrong_input_is_answered_in_one_line(arguments, found):
         assert found in complaint(hotlap_here("plan", *arguments))
 
 
+def test_what_is_missing_for_an_exact_plan_is_said_in_one_line():
+    with patch("hotlap.emulation.device.shutil.which", lambda _: None):
+        assert "found no g++" in complaint(hotlap_here("plan", "softcap", "--exact"))
+
+
+def test_an_exact_peak_is_shown_beside_the_planned_one():
+    with patch("hotlap.emulation.compiled_step.compiled_step") as compiled:
+        compiled.return_value.peak_mib = 31_234.0
+        result = hotlap_here("plan", "softcap", "--gpus", "8", "--exact")
+    assert "31,234 MiB" in result.stdout
+    assert compiled.call_args.kwargs == {"gpu": "H100", "world_size": 8}
+
+
 def test_every_gpu_of_the_table_can_be_planned_for():
     for name, gpu in GPUS.items():
         if gpu.bf16_tflops:
