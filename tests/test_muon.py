@@ -273,3 +273,28 @@ def test_a_missing_gradient_is_refused_by_name():
     weights["used"].grad = noise_like(weights["used"], 1)
     with pytest.raises(OptimizerError, match="none for `unused`;"):
         optimizer.step()
+
+
+def test_a_deep_copy_steps_on_by_itself():
+    weights = [matrix(8, 8, 1), matrix(24, 8, 2), matrix(8, 8, 3)]
+    optimizer = Muon(weights, lr=0.1)
+    stepped(weights, optimizer, range(2))
+    copied_weights, copied = copy.deepcopy((weights, optimizer))
+    stepped(weights, optimizer, range(2, 4))
+    assert not torch.equal(weights[0], copied_weights[0])
+    stepped(copied_weights, copied, range(2, 4))
+    assert all(torch.equal(a, b) for a, b in zip(weights, copied_weights, strict=True))
+    for name, entry in optimizer.state_dict()["state"].items():
+        assert torch.equal(entry["momentum"], copied.state_dict()["state"][name]["momentum"])
+
+
+def test_a_matrix_whose_shape_was_changed_is_refused_by_name():
+    weights = {"a": matrix(seed=1), "b": matrix(seed=2)}
+    optimizer = Muon(weights.items())
+    stepped(weights.values(), optimizer, range(1))
+    before = weights["a"].detach().clone()
+    weights["b"].data = torch.zeros(1, 20)
+    weights["b"].grad = torch.zeros(1, 20)
+    with pytest.raises(OptimizerError, match=r"`b` to keep its shape \(12, 20\); found \(1, 20\)"):
+        optimizer.step()
+    assert torch.equal(weights["a"], before)

@@ -29,6 +29,7 @@ from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.muon_math import pays as newton_schulz_pays
 from hotlap.kernels.cpu.shares import least_tokens
 from hotlap.kernels.cuda import head_choice
+from hotlap.kernels.cuda.muon_math import CompiledMath
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
 from hotlap.model.block import Block
@@ -120,12 +121,13 @@ def install(
     tokens: int,
     compiled: bool = False,
     compiles_loss: bool = False,
+    compiles_optimizers: bool = False,
 ) -> Installed:
     """Swap the parts of a lap that a kernel computes faster here.
 
     `tokens` go through the model at once. `compiled`: torch.compile will fuse the blocks, so that they are
-    left to it; `compiles_loss`: the loss will be part of a compiled graph. Attention's own kernel comes with
-    the backend, and is only reported here.
+    left to it; `compiles_loss`: the loss will be part of a compiled graph; `compiles_optimizers`: Muon's math
+    may be compiled. Attention's own kernel comes with the backend, and is only reported here.
     """
     assert not any(isinstance(block, FusedBlock) for block in model.blocks), "kernels are installed already"
     device = model.embed.weight.device
@@ -134,7 +136,7 @@ def install(
         _attention_part(model, backend),
         *_install_blocks(model, no_kernels, tokens, compiled),
         _install_loss(model, device, no_kernels, tokens, compiles_loss),
-        *(_install_math(optimizer, no_kernels) for optimizer in optimizers),
+        *(_install_math(optimizer, no_kernels, compiles_optimizers) for optimizer in optimizers),
     ]
     return Installed(tuple(parts))
 
@@ -243,12 +245,12 @@ def _install_loss_on_cuda(
     return Part("loss", choice.description)
 
 
-def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> Part:
+def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None, compiles: bool = False) -> Part:
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     if no_kernels is None and not all(x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
         no_kernels = "weights in other precisions than float32"
     if isinstance(optimizer, Muon):
-        return _install_newton_schulz(optimizer, no_kernels)
+        return _install_newton_schulz(optimizer, no_kernels, compiles)
     if isinstance(optimizer, RowRms):
         if no_kernels is None and optimizer.step_rows is not plain_step_rows:
             no_kernels = "a step of its own"
@@ -258,12 +260,15 @@ def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None) -> P
     return Part(type(optimizer).__name__, "", no_kernels or "torch's fused one is as fast")
 
 
-def _install_newton_schulz(muon: Muon, no_kernels: str | None) -> Part:
+def _install_newton_schulz(muon: Muon, no_kernels: str | None, compiles: bool) -> Part:
     stacks = muon.newton_schulz_stacks()
     total = sum(shape[0] for shape, _ in stacks)
     in_c = sum(shape[0] for shape, dtype in stacks if newton_schulz_pays(shape, dtype))
-    if no_kernels is None and type(muon.math) is not PlainMath:
-        no_kernels = "math of its own"
+    if type(muon.math) is not PlainMath:
+        no_kernels = no_kernels or "math of its own"
+    elif compiles:
+        muon.math = CompiledMath()
+        return Part("Muon", "compiled PyTorch")
     elif no_kernels is None and not in_c:
         dtypes = {str(dtype).removeprefix("torch.") for _, dtype in stacks} - {"float32"}
         no_kernels = f"in {', '.join(dtypes)}" if dtypes else "too few or too large matrices"

@@ -28,6 +28,7 @@ from hotlap.optim.parameters import (
     check_choice,
     check_matrices,
     check_settings,
+    check_shapes,
     check_unique,
     named_groups,
 )
@@ -165,12 +166,18 @@ class Muon(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out the plan, without which a copy of the optimizer cannot step.
+        return dict(vars(self))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for local in self._local_chunks:
+            check_shapes(local.names, local.weights, local.chunk.specs)
         check_gradients(self.named_parameters(), self._check_finite)
         chunks = [local.chunk for local in self._local_chunks]
         self._run(chunks, self._compute, self._apply, self._on_event)

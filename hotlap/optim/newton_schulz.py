@@ -111,9 +111,9 @@ def flops_per_step(rows: int, cols: int) -> int:
 
 
 def _slice_counts(stacked: Tensor) -> list[int]:
-    """Matrices per slice of the stack: one slice, or on a CPU slices that fit in cache."""
+    """Matrices per slice of the stack: one slice, or on a CPU slices that fit in cache, unless compiled."""
     count = stacked.shape[0]
-    if stacked.device.type != "cpu" or count == 0:
+    if stacked.device.type != "cpu" or count == 0 or torch.compiler.is_compiling():
         return [count]
     matrix_bytes = max(1, stacked[0].numel() * stacked.element_size())
     per_thread = _CPU_SLICE_BYTES // matrix_bytes // torch.get_num_threads()

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hotlap.errors import OptimizerError
+from hotlap.optim.chunks import MatrixSpec
 
 Parameters = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -97,3 +98,14 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
             found=f"{name}={value!r}",
             do="choose one of these",
         )
+
+
+def check_shapes(names: Sequence[str], weights: Sequence[Tensor], specs: Sequence[MatrixSpec]) -> None:
+    """Raise if a matrix has changed its shape since the optimizer was built."""
+    for name, weight, spec in zip(names, weights, specs, strict=True):
+        if weight.shape != (spec.rows, spec.cols):
+            raise OptimizerError(
+                expected=f"`{name}` to keep its shape ({spec.rows}, {spec.cols})",
+                found=f"{tuple(weight.shape)}",
+                do="build a new Muon after replacing the data of a parameter by another shape",
+            )

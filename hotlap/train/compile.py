@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from hotlap.distributed.process_group import Distributed
 from hotlap.errors import CompileError
 from hotlap.files import cache_directory
 from hotlap.kernels import Installed
+from hotlap.optim import Muon
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.flops import matmul_flops_per_token
 
@@ -73,6 +75,11 @@ def compiles_loss(config: Config, device: torch.device) -> bool:
     return asked in ("parts", "model") or (asked == "auto" and device.type == "cuda")
 
 
+def compiles_optimizers(config: Config, device: torch.device) -> bool:
+    """Whether Muon's math is compiled: on CUDA, unless compilation is off. On a CPU its kernels are in C."""
+    return device.type == "cuda" and config.runtime.compile != "off"
+
+
 def apply_compile(batch_loss: BatchLoss, mode: str, *, coordinate_descent: bool) -> None:
     """Compile the blocks alone (`block`), all parts one by one (`parts`), or all as one graph (`model`).
 
@@ -129,6 +136,23 @@ def warm_up(batch_loss: BatchLoss, config: Config, distributed: Distributed) -> 
             found=f"a graph break at {_place_of_break(error)}: {_first_line(error)}",
             do="change that line, or compile the blocks alone with --compile block",
         ) from error
+
+
+def warm_up_muon(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Compile Muon's math by a step that changes nothing: gradients and learning rates are zero.
+
+    A collective with several ranks. Momentum must still be zero, as before the first step.
+    """
+    for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
+        rates = [group["lr"] for group in muon.param_groups]
+        for group in muon.param_groups:
+            group["lr"] = 0.0
+            for weight in group["params"]:
+                weight.grad = torch.zeros_like(weight)
+        muon.step()
+        muon.zero_grad(set_to_none=True)
+        for group, rate in zip(muon.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _place_of_break(error: torch._dynamo.exc.Unsupported) -> str:

@@ -35,9 +35,11 @@ from hotlap.train.compile import (
     apply_compile,
     choose_mode,
     compiles_loss,
+    compiles_optimizers,
     max_micro_batch_tokens,
     tunes_kernels,
     warm_up,
+    warm_up_muon,
 )
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
@@ -97,6 +99,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         tokens=max_micro_batch_tokens(config, distributed.world_size),
         compiled=config.runtime.compile in ("block", "parts", "model"),
         compiles_loss=compiles_loss(config, device),
+        compiles_optimizers=compiles_optimizers(config, device),
     )
     peak = peak_gflops(device, dtype)
     threads = torch.get_num_threads() * distributed.world_size
@@ -108,6 +111,8 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         with clock.phase("compile"):
             apply_compile(batch_loss, compiled.mode, coordinate_descent=tunes_kernels(config, device))
             warm_up(batch_loss, config, distributed)
+            if compiles_optimizers(config, device):
+                warm_up_muon(optimizers)
     module: nn.Module = batch_loss
     if distributed.world_size > 1:
         module = wrap_ddp(batch_loss, device, bucket_size_mib(model.blocks))
