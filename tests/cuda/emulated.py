@@ -1,7 +1,14 @@
-"""Runs `hotlap` commands on the emulated device, each in a process of its own."""
+"""Runs programs on an emulated GPU that computes values, each in a process of its own.
+
+`host_device.cpp` is a `cuda:0` in the memory of the CPU, on which Triton's interpreter runs the kernels that
+Inductor writes for a GPU. Both have to be there before torch is imported, which `site/sitecustomize.py` sees
+to. What is replaced in torch and Triton stands in `torch_interfaces.py`. Speed, races between streams and the
+rounding of tensor cores do not show here.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +21,9 @@ from typing import Any
 import pytest
 
 from hotlap.emulation import unavailable
+from hotlap.emulation.device import compiled
+from hotlap.files import cache_directory, lock, make_directory
+from tests.cuda.host_device import SOURCE
 from tests.cuda.process import INTERPRETER_VARIABLE, Emulation
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +64,7 @@ def run_on_cuda(
     *words: str, cwd: Path, interpreted: bool = False, emulation: Emulation | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """`python` with these arguments, on the emulated device."""
+    compile_device()
     paths = [str(ROOT / "tests" / "cuda" / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, *words],
@@ -70,3 +81,11 @@ def run_on_cuda(
         capture_output=True,
         text=True,
     )
+
+
+@functools.cache
+def compile_device() -> None:
+    """Half a minute, once for all of pytest's workers."""
+    make_directory(cache_directory())
+    with lock(cache_directory() / "host_device.lock", when_held=lambda _: None):
+        compiled(SOURCE)
