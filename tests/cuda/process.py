@@ -26,6 +26,7 @@ class Emulation:
     # Step, counted from 1, to what happens before it: "nan" in the weights, a "wait" for the device, or a
     # signal by name.
     accidents: dict[str, str] = field(default_factory=dict)
+    attention: str | None = None  # the backend that "auto" is to be; None: Hotlap's own choice
 
     def variables(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -47,8 +48,19 @@ def set_up() -> None:
     torch_interfaces.replace_device(device())
     if os.environ.get(INTERPRETER_VARIABLE) == "1":
         torch_interfaces.interpret_kernels()
+    if emulation.attention is not None:
+        choose_attention(emulation.attention)
     if emulation.report is not None:
         watch_steps(emulation)
+
+
+def choose_attention(backend: str) -> None:
+    from hotlap import kernels
+
+    choose = kernels.choose_backend
+    kernels.choose_backend = lambda name, *arguments, **options: choose(
+        backend if name == "auto" else name, *arguments, **options
+    )
 
 
 def watch_steps(emulation: Emulation) -> None:
