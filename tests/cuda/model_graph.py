@@ -53,7 +53,8 @@ def main(recipe: str, dtype: str) -> None:
             parameter.copy_(scale * torch.randn_like(parameter))
     reference = batch_loss(config, torch.float64, "cpu", "dense").double()
     reference.model.load_state_dict({n: x.cpu().double() for n, x in compiled.model.state_dict().items()})
-    kernels.install(compiled.model, backend=compiled.masking.backend, tokens=TOKENS, compiled=True)
+    options = {"tokens": TOKENS, "compiled": True, "compiles_loss": True}
+    kernels.install(compiled.model, backend=compiled.masking.backend, **options)
     apply_compile(compiled, "model", coordinate_descent=False)
     tokens, targets = made_up_tokens(TOKENS, config.model.vocab_size)
     expected = loss_and_gradients(reference, tokens, targets)

@@ -48,10 +48,19 @@ def set_up() -> None:
     torch_interfaces.replace_device(device())
     if os.environ.get(INTERPRETER_VARIABLE) == "1":
         torch_interfaces.interpret_kernels()
+    else:
+        leave_out_triton()
     if emulation.attention is not None:
         choose_attention(emulation.attention)
     if emulation.report is not None:
         watch_steps(emulation)
+
+
+def leave_out_triton() -> None:
+    """Without the interpreter no kernel of ours can run: the loss is computed by PyTorch."""
+    from hotlap.kernels.cuda import head_choice
+
+    head_choice.no_triton = lambda: "Triton's kernels are not interpreted"
 
 
 def choose_attention(backend: str) -> None:

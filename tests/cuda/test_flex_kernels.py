@@ -19,6 +19,7 @@ pytestmark = [needs_emulation, pytest.mark.timeout(600)]
 TOLERANCES = {"bfloat16": 2e-2, "float32": 2e-6}
 TOKENS = Case(384, (100, 130), window=150, unit="tokens", heads=(1, 1), head_dim=128)
 BLOCKS = Case(384, (130,), window=2, unit="blocks", heads=(1, 1), head_dim=128)
+BOTH = Case(384, (130,), window=150, unit="tokens-and-blocks", heads=(1, 1), head_dim=128)
 
 
 def errors(case: Case, dtype: str, cwd: Path, mistake: str | None = None) -> list[float]:
@@ -40,12 +41,13 @@ def test_a_wrong_mask_is_found(tmp_path, mistake):
 
 
 @pytest.mark.slow
-def test_a_window_in_blocks_agrees_with_dense(tmp_path):
-    assert max(errors(BLOCKS, "bfloat16", tmp_path)) < TOLERANCES["bfloat16"]
+@pytest.mark.parametrize("case", [BLOCKS, BOTH], ids=lambda case: case.unit)
+def test_windows_in_other_units_agree_with_dense(tmp_path, case):
+    assert max(errors(case, "bfloat16", tmp_path)) < TOLERANCES["bfloat16"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [TOKENS, BLOCKS], ids=lambda case: case.unit)
+@pytest.mark.parametrize("case", [TOKENS, BLOCKS, BOTH], ids=lambda case: case.unit)
 def test_kernels_of_head_dim_64_in_float32_agree_with_dense(tmp_path, case):
     smaller = Case(**{**asdict(case), "head_dim": 64})
     assert max(errors(smaller, "float32", tmp_path)) < TOLERANCES["float32"]
