@@ -14,11 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from hotlap.attention import flex
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.flex import FlexBackend
+from hotlap.attention.flex import FlexBackend, visible
 from hotlap.attention.mask import BlockLists, Mask, block_lists
 from tests.attention_cases import Case, output_and_gradients, relative_error
 
@@ -46,12 +45,7 @@ def partial_blocks_as_full(mask: Mask) -> BlockLists:
 
 def other_documents_seen(mask: Mask) -> Any:
     """A mistake to be found: keys of earlier documents are visible."""
-    correct = flex.visible(Mask(torch.zeros_like(mask.documents), mask.window, mask.unit))
-
-    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return correct(batch, head, query, key) & (mask.documents[query] >= mask.documents[key])
-
-    return mask_mod
+    return visible(Mask(torch.zeros_like(mask.documents), mask.window, mask.unit))
 
 
 MISTAKES = {"block_lists": partial_blocks_as_full, "visible": other_documents_seen}
