@@ -1,0 +1,103 @@
+"""What is replaced in torch and Triton so that a program takes the emulated device for a GPU.
+
+Tried with torch 2.13.0 (CPU build) and triton 3.7.1; another release may need changes here and nowhere else.
+What the compiler alone needs is replaced by `hotlap/emulation/torch_internals.py`, and the C++ side is
+`host_device.cpp`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hotlap.emulation.torch_internals import pretend, replace_kernels
+from hotlap.gpus import find_gpu
+from tests.cuda.host_device import HostDevice
+
+GPU = "H100"  # for which Inductor writes its kernels
+
+
+def replace_device(device: HostDevice) -> None:
+    """`torch.cuda` as one device without a driver. Random numbers are the CPU's, so runs can be compared."""
+    bfloat16 = torch.nn.Module.bfloat16
+    pretend(find_gpu(GPU))
+    torch.nn.Module.bfloat16 = bfloat16  # which fake parameters cannot do; these are real
+    answers = {
+        "is_initialized": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "synchronize": lambda _=None: device.synchronize(),
+        "set_sync_debug_mode": lambda mode: device.forbid_waits(mode == "error"),
+        "get_rng_state": lambda _=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, _=None: torch.set_rng_state(state),
+        "manual_seed": lambda _: None,
+        "manual_seed_all": lambda _: None,
+        "max_memory_allocated": lambda _=None: device.peak_bytes,
+        "max_memory_reserved": lambda _=None: device.peak_bytes,
+    }
+    for name, replacement in answers.items():
+        replace(torch.cuda, name, replacement)
+    # Their kernels are CUDA's own: scaled_dot_product_attention falls back to plain operators.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def interpret_kernels() -> None:
+    """Run Triton kernels in Triton's interpreter, in the memory of the emulated device.
+
+    TRITON_INTERPRET=1 must have been set before Triton was imported. torch then launches the kernels that
+    Inductor writes with their first configuration, through the interpreter.
+    """
+    import torch._inductor.runtime.triton_helpers as triton_helpers
+    from torch._inductor.codecache import PyCodeCache
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    replace_kernels(lambda name, source: getattr(PyCodeCache.load(source), name), lambda _: None)
+    replace(triton_helpers, "libdevice", InterpretedLibdevice)
+    replace(InterpreterBuilder, "create_dot", dot_of_values)
+    # The interpreter would copy every argument to the CPU and back.
+    replace(GridExecutor, "_init_args_hst", arguments_on_host)
+    replace(GridExecutor, "_restore_args_dev", lambda *_: None)
+
+
+class InterpretedLibdevice:
+    """Functions of CUDA's libdevice, which is machine code."""
+
+    @staticmethod
+    def rsqrt(x: Any) -> Any:
+        import triton.language as tl
+
+        return 1.0 / tl.sqrt(x)
+
+
+def dot_of_values(
+    builder: Any, a: Any, b: Any, accumulator: Any, input_precision: Any, max_num_imprecise_acc: Any
+) -> Any:
+    """`tl.dot`. The interpreter of triton 3.7.1 keeps bfloat16 as uint16 and multiplies these integers."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def values(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x.data
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+
+    product = np.matmul(values(a), values(b), dtype=accumulator.data.dtype)
+    return TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def arguments_on_host(executor: Any, args: Any, kwargs: Any) -> Any:
+    """The same memory as CPU tensors."""
+
+    def on_host(x: Any) -> Any:
+        is_on_device = isinstance(x, torch.Tensor) and x.is_cuda
+        return torch.ops.host_device.on_host(x) if is_on_device else x
+
+    return [on_host(x) for x in args], {name: on_host(x) for name, x in kwargs.items()}
+
+
+def replace(owner: Any, name: str, replacement: Any) -> None:
+    assert hasattr(owner, name), f"{owner.__name__} of torch {torch.__version__} has no {name}"
+    setattr(owner, name, replacement)
