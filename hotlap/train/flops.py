@@ -15,22 +15,8 @@ import torch
 
 from hotlap.attention.visibility import window_tokens
 from hotlap.config import Config
+from hotlap.gpus import bf16_tflops
 from hotlap.hardware import measure_matmul_gflops
-
-# Dense bfloat16 peaks in TFLOP/s, from the vendors' data sheets. Full names as the driver reports
-# them: a prefix would also match models with other peaks (Ti, D, Laptop GPU, NVL, a MIG slice).
-KNOWN_GPU_TFLOPS = {
-    "NVIDIA H100 80GB HBM3": 989.4,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA H200": 989.4,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA L40S": 362.0,
-    "NVIDIA GeForce RTX 4090": 165.2,
-    "NVIDIA GeForce RTX 3090": 71.0,
-}
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
@@ -83,7 +69,7 @@ def peak_gflops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type == "cpu":
         return measure_matmul_gflops(dtype=dtype)
     if device.type == "cuda" and dtype == torch.bfloat16:
-        tflops = KNOWN_GPU_TFLOPS.get(torch.cuda.get_device_name(device))
+        tflops = bf16_tflops(torch.cuda.get_device_name(device))
         return None if tflops is None else tflops * 1000
     return None
 
