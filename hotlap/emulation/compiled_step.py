@@ -1,0 +1,82 @@
+"""One compiled training step of a configuration on a named GPU: its launches and its memory.
+
+The compiler is the real one. It takes about a minute at `small`, in a child process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hotlap.config import Config
+from hotlap.emulation.child import call
+from hotlap.gpus import find_gpu
+from hotlap.settings import to_json
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Of one phase of a step: kernels that Inductor wrote, and torch's own operators, such as matmuls."""
+
+    kernels: int
+    operators: int
+
+    @property
+    def total(self) -> int:
+        return self.kernels + self.operators
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    gpu: str
+    tokens: int  # of the micro-batch
+    loss: str  # what computes it, as in a run's header
+    graphs: int  # that the compiler made for a training step: one forward, one backward
+    kernels: int  # distinct ones
+    graph_breaks: int
+    recompilations: int  # over the windows that were tried
+    windows: tuple[int, ...]  # in tokens
+    forward: Launches
+    backward: Launches
+    optimizer: Launches
+    # Bytes that torch.cuda.max_memory_allocated and memory_allocated would report, in MiB: the highest of a
+    # whole step, and what stays between steps (parameters, optimizer state, tables).
+    peak_mib: float
+    resident_mib: float
+    operators: dict[str, int]  # {operator: calls} of the whole step
+    seconds: float  # that this took
+    sources: dict[str, str] | None = None  # {kernel: Triton source}
+
+
+def compiled_step(
+    config: Config,
+    *,
+    gpu: str,
+    tokens: int | None = None,
+    world_size: int = 1,
+    plain_loss: bool = False,
+    window_steps: tuple[int, ...] = (),
+    with_sources: bool = False,
+) -> CompiledStep:
+    """Compile and run a step of `config` on fake tensors, as `gpu` would.
+
+    `tokens` of one micro-batch: by default the largest that a rank of `world_size` has. `plain_loss` leaves
+    the loss to the compiler. After the step, the windows of `window_steps` of the schedule are tried for
+    recompilations.
+    """
+    answer = call(
+        "hotlap.emulation.step:measure",
+        config=to_json(config),
+        gpu=find_gpu(gpu).name,
+        tokens=tokens,
+        world_size=world_size,
+        plain_loss=plain_loss,
+        window_steps=list(window_steps),
+        with_sources=with_sources,
+    )
+    return from_answer(answer)
+
+
+def from_answer(answer: dict[str, Any]) -> CompiledStep:
+    phases = {name: Launches(**answer[name]) for name in ("forward", "backward", "optimizer")}
+    return CompiledStep(**{**answer, **phases, "windows": tuple(answer["windows"])})
