@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hotlap import kernels
 from hotlap.config import Config
+from hotlap.distributed.process_group import Distributed
 from hotlap.emulation.compiled_step import CompiledStep, Launches
 from hotlap.emulation.recorder import CompilerRecorder, StepRecorder
 from hotlap.emulation.torch_internals import pretend
@@ -32,6 +33,7 @@ from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.compile import apply_compile, choose_mode, max_micro_batch_tokens
 from hotlap.train.lap import GPT2_END_OF_TEXT, packed_tokens, route_parameters, saved_bytes_per_layer
 from hotlap.train.masking import Masking
+from hotlap.train.run import set_up_process
 
 MIB = 2**20
 
@@ -68,6 +70,7 @@ class Parts:
 def build_parts(config: Config, tokens: int, *, plain_loss: bool = False) -> Parts:
     """Must be called inside a FakeTensorMode."""
     device = torch.device("cuda:0")
+    set_up_process(config, Distributed(0, 0, 1, 1, device, has_group=False))
     dtype = select_precision(config.runtime.precision, device)
     backend = kernels.choose_backend(
         config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config)
