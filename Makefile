@@ -26,7 +26,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] tests/*.c
+	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] hotlap/emulation/*.cpp tests/*.c
 
 test: lint
 	$(PYTEST)

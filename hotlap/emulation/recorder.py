@@ -75,8 +75,12 @@ class StepRecorder(TorchDispatchMode):
     ) -> Any:
         body = body_of(operator)
         if body is not None and on_device((args, kwargs)):
+            before = self.operators.total()
             with self:
-                return body(*args, **(kwargs or {}))
+                result = body(*args, **(kwargs or {}))
+            if self.operators.total() == before:  # it launches a kernel itself
+                self.operators[str(operator)] += 1
+            return result
         result = operator(*args, **(kwargs or {}))
         if on_device((args, kwargs, result)) and computes(operator):
             self.operators[str(operator)] += 1

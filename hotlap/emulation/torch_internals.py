@@ -140,6 +140,8 @@ def _pretend_to_triton(gpu: Gpu) -> None:
 
     triton.runtime.driver.set_active(Driver())
     replace(triton_helpers, "set_driver_to_gpu", always(None))
+    # Kernels that are launched by hand, without Inductor: there is nothing to launch them on.
+    replace(triton.runtime.jit.JITFunction, "run", always(None))
 
 
 def _bfloat16(module: nn.Module) -> nn.Module:

@@ -82,7 +82,8 @@ class Census(TorchDispatchMode):
 
     def compare(self, operator: Any, found: Any, promised: Any) -> None:
         """What the body of an operator returns against what its fake says."""
-        for real, fake in zip(tree_leaves(found), tree_leaves(promised), strict=True):
+        tensors = ([x for x in tree_leaves(y) if isinstance(x, Tensor)] for y in (found, promised))
+        for real, fake in zip(*tensors, strict=True):
             for attribute in ("shape", "dtype", "device"):
                 if getattr(real, attribute) != getattr(fake, attribute):
                     self.find(f"{name_of(operator)} returns another {attribute} than its fake")

@@ -37,6 +37,7 @@ def take_step(recipe: str, gpu: str = "H100") -> dict[str, Any]:
             parts.update()
     findings = [*census.findings, *(f"no gradient of {name} in its dtype" for name in mistaken)]
     return {
+        "loss": parts.installed.as_json()["loss"],
         "findings": findings,
         "matmuls": dict(census.matmuls),
         "wide": dict(census.wide),

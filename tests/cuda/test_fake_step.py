@@ -35,6 +35,8 @@ FLOAT32_PER_TOKEN = {
     "model/rotary.py:Rotary.forward",
     "model/layers.py:norm",
     "model/gpt2.py:LayerNorm.forward",
+    "model/head.py:softcapped",
+    "model/head.py:cross_entropy",
 }
 
 
@@ -44,6 +46,7 @@ class Mistake(NamedTuple):
     old: str
     new: str
     recipe: str = QUICK
+    gpu: str = "H100"
 
 
 MISTAKES = [
@@ -77,12 +80,14 @@ MISTAKES = [
         "hotlap.kernels.chunked_loss",
         "return loss, torch.empty_like(x), torch.empty_like(weight)",
         "return loss, torch.empty_like(x), torch.empty_like(weight, dtype=torch.bfloat16)",
+        gpu="4090",  # computes the loss in chunks
     ),
     Mistake(
-        "the loss multiplies in float32",
+        "the logits of a chunk are float32",
         "hotlap.kernels.chunked_loss",
-        "grad_used = grad_logits.to(x.dtype)",
-        "grad_used = grad_logits",
+        'buffer_dtype = x.dtype if passes == "triton" else dtype',
+        "buffer_dtype = dtype",
+        gpu="4090",
     ),
     Mistake(
         "Newton-Schulz in float32",
@@ -93,8 +98,8 @@ MISTAKES = [
     Mistake(
         "momentum on the CPU",
         "hotlap.optim.muon",
-        "dtype=dtype, device=chunk.spec.device)",
-        "dtype=dtype)",
+        "spec.device)",
+        "spec.device and 'cpu')",
     ),
     Mistake(
         "document ids in int64",
@@ -137,6 +142,13 @@ MISTAKES = [
 
 
 @pytest.mark.slow
+def test_a_step_with_the_loss_in_chunks_is_in_bfloat16_too() -> None:
+    seen = call(STEP, recipe=QUICK, gpu="4090")
+    assert "chunks" in seen["loss"]
+    assert seen["findings"] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name.replace(" ", "-"))
 def test_a_mistake_in_dtype_or_device_is_found(mistake: Mistake) -> None:
     arguments = {"module": mistake.module, "old": mistake.old, "new": mistake.new}
@@ -144,7 +156,7 @@ def test_a_mistake_in_dtype_or_device_is_found(mistake: Mistake) -> None:
         seen = call(
             "tests.cuda.mutated:with_mistake",
             function=STEP,
-            arguments={"recipe": mistake.recipe},
+            arguments={"recipe": mistake.recipe, "gpu": mistake.gpu},
             **arguments,
         )
     except EmulationError as error:
