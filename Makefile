@@ -26,7 +26,8 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] tests/*.c tests/cuda/*.cpp
+	$(BIN)/clang-format --dry-run -Werror hotlap/kernels/cpu/csrc/*.[ch] hotlap/emulation/*.cpp tests/*.c \
+		tests/cuda/*.cpp
 
 test: lint
 	$(PYTEST)

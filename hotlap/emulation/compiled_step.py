@@ -30,8 +30,9 @@ class Launches:
 class CompiledStep:
     gpu: str
     tokens: int  # of the micro-batch
+    mode: str  # what is compiled: the model as one graph, or its parts
     loss: str  # what computes it, as in a run's header
-    graphs: int  # that the compiler made for a training step: one forward, one backward
+    graphs: int  # for a training step; a whole model has one forward and one backward
     kernels: int  # distinct ones
     graph_breaks: int
     recompilations: int  # over the windows that were tried
@@ -54,15 +55,14 @@ def compiled_step(
     gpu: str,
     tokens: int | None = None,
     world_size: int = 1,
-    plain_loss: bool = False,
     window_steps: tuple[int, ...] = (),
     with_sources: bool = False,
 ) -> CompiledStep:
     """Compile and run a step of `config` on fake tensors, as `gpu` would.
 
-    `tokens` of one micro-batch: by default the largest that a rank of `world_size` has. `plain_loss` leaves
-    the loss to the compiler. After the step, the windows of `window_steps` of the schedule are tried for
-    recompilations.
+    `tokens` of one micro-batch: by default the largest that a rank of `world_size` has. One rank compiles
+    the whole model as one graph, several compile its parts. After the step, the windows of `window_steps` of
+    the schedule are tried for recompilations. Of several ranks' optimizers, this one updates all matrices.
     """
     answer = call(
         "hotlap.emulation.step:measure",
@@ -70,7 +70,6 @@ def compiled_step(
         gpu=find_gpu(gpu).name,
         tokens=tokens,
         world_size=world_size,
-        plain_loss=plain_loss,
         window_steps=list(window_steps),
         with_sources=with_sources,
     )

@@ -51,6 +51,7 @@ def compile_flex(*, gpu: str, cases: list[tuple[str, int]]) -> list[dict[str, An
     """
     model = find_gpu(gpu)
     pretend(model)
+    torch.backends.cuda.matmul.allow_tf32 = True  # as in a run
     recorder = CompilerRecorder()
     recorder.install()
     found = []

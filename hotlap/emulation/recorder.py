@@ -59,7 +59,7 @@ class StepRecorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: Counter[str] = Counter()
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -75,8 +75,12 @@ class StepRecorder(TorchDispatchMode):
     ) -> Any:
         body = body_of(operator)
         if body is not None and on_device((args, kwargs)):
+            before = self.operators.total()
             with self:
-                return body(*args, **(kwargs or {}))
+                result = body(*args, **(kwargs or {}))
+            if self.operators.total() == before:  # it launches a kernel itself
+                self.operators[str(operator)] += 1
+            return result
         result = operator(*args, **(kwargs or {}))
         if on_device((args, kwargs, result)) and computes(operator):
             self.operators[str(operator)] += 1

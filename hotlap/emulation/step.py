@@ -18,20 +18,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hotlap import kernels
 from hotlap.config import Config
+from hotlap.distributed.process_group import Distributed
 from hotlap.emulation.compiled_step import CompiledStep, Launches
 from hotlap.emulation.recorder import CompilerRecorder, StepRecorder
 from hotlap.emulation.torch_internals import pretend
 from hotlap.gpus import find_gpu
 from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
-from hotlap.model.head import cross_entropy
 from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.routing import build_optimizers
 from hotlap.settings import from_json
 from hotlap.train.batch_loss import BatchLoss
-from hotlap.train.compile import apply_compile, choose_mode, max_micro_batch_tokens
+from hotlap.train.compile import apply_compile, choose_mode, compiles_loss, max_micro_batch_tokens
 from hotlap.train.lap import GPT2_END_OF_TEXT, packed_tokens, route_parameters, saved_bytes_per_layer
 from hotlap.train.masking import Masking
+from hotlap.train.run import set_up_process
 
 MIB = 2**20
 
@@ -65,9 +66,10 @@ class Parts:
         self.model.zero_grad(set_to_none=True)
 
 
-def build_parts(config: Config, tokens: int, *, plain_loss: bool = False) -> Parts:
+def build_parts(config: Config, tokens: int) -> Parts:
     """Must be called inside a FakeTensorMode."""
     device = torch.device("cuda:0")
+    set_up_process(config, Distributed(0, 0, 1, 1, device, has_group=False))
     dtype = select_precision(config.runtime.precision, device)
     backend = kernels.choose_backend(
         config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config)
@@ -78,9 +80,14 @@ def build_parts(config: Config, tokens: int, *, plain_loss: bool = False) -> Par
     optimizers = build_optimizers(
         route_parameters(model, config, world_size=1), ns_dtype=dtype, check_finite=False
     )
-    installed = kernels.install(model, optimizers, backend=backend, tokens=tokens, compiled=True)
-    if plain_loss:
-        model.loss = cross_entropy
+    installed = kernels.install(
+        model,
+        optimizers,
+        backend=backend,
+        tokens=tokens,
+        compiled=config.runtime.compile in ("block", "parts", "model"),
+        compiles_loss=compiles_loss(config, device),
+    )
     return Parts(config, model, masking, BatchLoss(model, masking), optimizers, installed)
 
 
@@ -90,7 +97,6 @@ def measure(
     gpu: str,
     tokens: int | None,
     world_size: int,
-    plain_loss: bool,
     window_steps: list[int],
     with_sources: bool,
 ) -> dict[str, Any]:
@@ -102,8 +108,10 @@ def measure(
     compiler = CompilerRecorder()
     compiler.install()
     with FakeTensorMode(), StepRecorder() as recorder:
-        parts = build_parts(chosen, count, plain_loss=plain_loss)
-        mode = choose_mode(chosen, torch.device("cuda:0"), parts.model.dtype, 1, parts.installed).mode
+        parts = build_parts(chosen, count)
+        device, dtype = torch.device("cuda:0"), parts.model.dtype
+        mode = choose_mode(chosen, device, dtype, 1, parts.installed, world_size).mode
+        # No tuning: it measures, and changes neither kernels nor launches.
         apply_compile(parts.batch_loss, mode, coordinate_descent=False)
         _step(parts, count, compiler, recorder)  # compiles, and makes the optimizers' state
         graphs = len(compiler.graphs)
@@ -121,7 +129,8 @@ def measure(
     found = CompiledStep(
         gpu=gpu,
         tokens=count,
-        loss="plain" if plain_loss else parts.installed.as_json()["loss"],
+        mode=mode,
+        loss=parts.installed.as_json()["loss"],
         graphs=graphs,
         kernels=len(compiler.sources),
         graph_breaks=sum(torch._dynamo.utils.counters["graph_break"].values()),

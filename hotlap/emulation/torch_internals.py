@@ -19,6 +19,7 @@ import torch._inductor.config as inductor_config
 import torch._subclasses.fake_tensor as fake_tensor
 import torch.nn.attention.flex_attention as flex
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hotlap.gpus import FIRST_BF16_CAPABILITY, Gpu
 
@@ -81,6 +82,7 @@ def pretend(gpu: Gpu) -> None:
     replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(always(True)))
     replace(fake_tensor, "init_gpu_context", always(None))
     replace(nn.Module, "bfloat16", _bfloat16)
+    replace(F, "scaled_dot_product_attention", _flash_attention)
     _pretend_to_triton(gpu)
 
 
@@ -138,6 +140,8 @@ def _pretend_to_triton(gpu: Gpu) -> None:
 
     triton.runtime.driver.set_active(Driver())
     replace(triton_helpers, "set_driver_to_gpu", always(None))
+    # Kernels that are launched by hand, without Inductor: there is nothing to launch them on.
+    replace(triton.runtime.jit.JITFunction, "run", always(None))
 
 
 def _bfloat16(module: nn.Module) -> nn.Module:
@@ -149,6 +153,16 @@ def _bfloat16(module: nn.Module) -> nn.Module:
             if buffer.is_floating_point():
                 setattr(part, name, buffer.to(torch.bfloat16))
     return module
+
+
+_plain_attention = F.scaled_dot_product_attention
+
+
+def _flash_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, **options: Any) -> Tensor:
+    """The operator that a GPU chooses in half precision; torch's CPU build would choose plain matmuls."""
+    if options or q.dtype not in (torch.bfloat16, torch.float16):
+        return _plain_attention(q, k, v, is_causal=is_causal, **options)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=is_causal)[0]
 
 
 def replace_kernels(make_kernel: MakeKernel, on_graph: Callable[[str], None]) -> None:

@@ -29,6 +29,7 @@ from hotlap.kernels.cpu.muon_math import KernelMath
 from hotlap.kernels.cpu.muon_math import pays as newton_schulz_pays
 from hotlap.kernels.cpu.shares import least_tokens
 from hotlap.kernels.cuda import head_choice
+from hotlap.kernels.cuda.flex_limits import check_flex_fits
 from hotlap.kernels.cuda.muon_math import CompiledMath
 from hotlap.model import GPT, GPT2
 from hotlap.model.attention import Attention
@@ -144,6 +145,9 @@ def install(
 def _attention_part(model: GPT | GPT2, backend: Backend) -> Part:
     if isinstance(model, GPT2):
         return Part("attention", "", "GPT-2 attends by scaled_dot_product_attention")
+    device = model.embed.weight.device
+    if backend.name == "flex" and device.type == "cuda":
+        check_flex_fits(torch.cuda.get_device_capability(device), model.dtype, model.config.head_dim)
     kernel = {"native": "C", "flex": "FlexAttention"}.get(backend.name, "")
     return Part("attention", kernel, "" if kernel else f"{backend.name} backend")
 
