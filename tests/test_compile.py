@@ -114,16 +114,16 @@ def test_kernels_are_tuned_on_cuda_only_and_if_the_recipe_says_so(tiny_data):
     applied.assert_called_once_with(lap.batch_loss, "block", coordinate_descent=False)
 
 
-def test_tuning_is_switched_on_in_the_compiler(monkeypatch):
+def test_tuning_is_switched_on_in_the_compiler():
     settings = torch._inductor.config
-    monkeypatch.setattr(settings, "coordinate_descent_tuning", False)
     config = resolve("softcap", "pico")
     batch_loss = BatchLoss(make_model(config), make_masking(config))
-    apply_compile(batch_loss, "block", coordinate_descent=False)
-    assert not settings.coordinate_descent_tuning
-    apply_compile(batch_loss, "block", coordinate_descent=True)
-    assert settings.coordinate_descent_tuning
-    assert not settings.max_autotune
+    with settings.patch(coordinate_descent_tuning=False):  # restores it; monkeypatch would delete it
+        apply_compile(batch_loss, "block", coordinate_descent=False)
+        assert not settings.coordinate_descent_tuning
+        apply_compile(batch_loss, "block", coordinate_descent=True)
+        assert settings.coordinate_descent_tuning
+        assert not settings.max_autotune
 
 
 @pytest.mark.parametrize(("world_size", "mode"), [(1, "model"), (2, "parts")])
