@@ -19,7 +19,10 @@ from hotlap.inference.load import load
 from hotlap.json_files import seal, unseal
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import make_plan
-from hotlap.report.page import build_content, encoded
+from hotlap.race.results import left_out, load_race
+from hotlap.report.analysis import analyze
+from hotlap.report.page import encoded
+from hotlap.report.sections import build_fragments
 from hotlap.runs import checkpoint as store
 from hotlap.runs.reader import load_run, load_runs
 from tests.synthetic_runs import make_run
@@ -75,8 +78,10 @@ def sweep(file: Path, content: Any, use: Callable[[], object]) -> None:
 
 
 def show(directory: Path) -> None:
+    """Write the page's texts and tables; its figures are made of the numbers that were checked when read."""
     runs_by_label, notes = labeled([directory], load_runs([directory]))
-    encoded(json.dumps(build_content(runs_by_label, notes=notes), ensure_ascii=False))
+    fragments = build_fragments(runs_by_label, analyze(runs_by_label, notes=notes))
+    encoded("".join(fragments.values()))
 
 
 @pytest.mark.parametrize("name", ["environment.json", "summary.json"])
@@ -126,8 +131,9 @@ def test_odd_values_in_a_races_plan(tmp_path: Path) -> None:
     content = unseal(race.plan_path.read_bytes())
 
     def use() -> None:
-        race.check(race.read_plan())
-        show(race.path)
+        found = race.read_plan()
+        race.check(found)
+        left_out(race, found, load_race(race, found, whole_rounds=True))
 
     sweep(race.plan_path, content, use)
 
