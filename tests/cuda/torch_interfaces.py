@@ -7,8 +7,10 @@ What the compiler alone needs is replaced by `hotlap/emulation/torch_internals.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotlap.emulation.torch_internals import pretend, replace_kernels
@@ -61,21 +63,30 @@ def interpret_kernels() -> None:
     replace(GridExecutor, "_restore_args_dev", lambda *_: None)
 
 
-class InterpretedLibdevice:
-    """Functions of CUDA's libdevice, which is machine code."""
+def by_numpy(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of single values, in the form that an interpreted kernel calls."""
 
-    @staticmethod
-    def rsqrt(x: Any) -> Any:
+    def apply(x: Any) -> Any:
         import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
 
-        return 1.0 / tl.sqrt(x)
+        return tl.tensor(TensorHandle(function(x.handle.data), x.handle.dtype.scalar), x.type)
+
+    return apply
+
+
+class InterpretedLibdevice:
+    """The functions of CUDA's libdevice, which is machine code, that Inductor uses in our models."""
+
+    exp = staticmethod(by_numpy(np.exp))
+    rsqrt = staticmethod(by_numpy(lambda x: 1 / np.sqrt(x)))
+    tanh = staticmethod(by_numpy(np.tanh))
 
 
 def dot_of_values(
     builder: Any, a: Any, b: Any, accumulator: Any, input_precision: Any, max_num_imprecise_acc: Any
 ) -> Any:
     """`tl.dot`. The interpreter of triton 3.7.1 keeps bfloat16 as uint16 and multiplies these integers."""
-    import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
