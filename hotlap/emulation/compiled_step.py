@@ -32,8 +32,9 @@ class CompiledStep:
     tokens: int  # of the micro-batch
     mode: str  # what is compiled: the model as one graph, or its parts
     loss: str  # what computes it, as in a run's header
-    graphs: int  # for a training step; a whole model has one forward and one backward
-    kernels: int  # distinct ones
+    graphs: int  # of the model; a whole one has one forward and one backward
+    optimizer_graphs: int
+    kernels: int  # distinct ones, of model and optimizers
     graph_breaks: int
     recompilations: int  # over the windows that were tried
     windows: tuple[int, ...]  # in tokens

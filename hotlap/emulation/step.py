@@ -21,7 +21,7 @@ from hotlap.config import Config
 from hotlap.distributed.process_group import Distributed
 from hotlap.emulation.compiled_step import CompiledStep, Launches
 from hotlap.emulation.recorder import CompilerRecorder, StepRecorder
-from hotlap.emulation.torch_internals import pretend
+from hotlap.emulation.torch_internals import pretend_for_fake_tensors
 from hotlap.gpus import find_gpu
 from hotlap.hardware import select_precision
 from hotlap.model import GPT, GPT2, build_model
@@ -29,7 +29,13 @@ from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.routing import build_optimizers
 from hotlap.settings import from_json
 from hotlap.train.batch_loss import BatchLoss
-from hotlap.train.compile import apply_compile, choose_mode, compiles_loss, max_micro_batch_tokens
+from hotlap.train.compile import (
+    apply_compile,
+    choose_mode,
+    compiles_loss,
+    compiles_optimizers,
+    max_micro_batch_tokens,
+)
 from hotlap.train.lap import GPT2_END_OF_TEXT, packed_tokens, route_parameters, saved_bytes_per_layer
 from hotlap.train.masking import Masking
 from hotlap.train.run import set_up_process
@@ -87,6 +93,7 @@ def build_parts(config: Config, tokens: int) -> Parts:
         tokens=tokens,
         compiled=config.runtime.compile in ("block", "parts", "model"),
         compiles_loss=compiles_loss(config, device),
+        compiles_optimizers=compiles_optimizers(config, device),
     )
     return Parts(config, model, masking, BatchLoss(model, masking), optimizers, installed)
 
@@ -102,7 +109,7 @@ def measure(
 ) -> dict[str, Any]:
     """A `CompiledStep` as JSON."""
     began = time.monotonic()
-    pretend(find_gpu(gpu))
+    pretend_for_fake_tensors(find_gpu(gpu))
     chosen = from_json(Config, config)
     count = tokens or max_micro_batch_tokens(chosen, world_size)
     compiler = CompilerRecorder()
@@ -113,7 +120,7 @@ def measure(
         mode = choose_mode(chosen, device, dtype, 1, parts.installed, world_size).mode
         # No tuning: it measures, and changes neither kernels nor launches.
         apply_compile(parts.batch_loss, mode, coordinate_descent=False)
-        _step(parts, count, compiler, recorder)  # compiles, and makes the optimizers' state
+        first = _step(parts, count, compiler, recorder)  # compiles, and makes the optimizers' state
         graphs = len(compiler.graphs)
         recorder.restart_peak()
         resident_bytes = recorder.live_bytes
@@ -131,7 +138,8 @@ def measure(
         tokens=count,
         mode=mode,
         loss=parts.installed.as_json()["loss"],
-        graphs=graphs,
+        graphs=first["forward"].new_graphs + first["backward"].new_graphs,
+        optimizer_graphs=first["optimizer"].new_graphs,
         kernels=len(compiler.sources),
         graph_breaks=sum(torch._dynamo.utils.counters["graph_break"].values()),
         recompilations=len(compiler.graphs) - graphs,
@@ -150,6 +158,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Phase:
+    new_graphs: int  # that were compiled in it
     kernels: int
     operators: Counter[str]
 
@@ -165,8 +174,10 @@ def _step(parts: Parts, count: int, compiler: CompilerRecorder, recorder: StepRe
     def phase(name: str) -> Iterator[None]:
         compiler.launched.clear()
         recorder.operators.clear()
+        graphs = len(compiler.graphs)
         yield
-        phases[name] = _Phase(compiler.launched.total(), recorder.operators.copy())
+        new_graphs = len(compiler.graphs) - graphs
+        phases[name] = _Phase(new_graphs, compiler.launched.total(), recorder.operators.copy())
 
     with phase("forward"):
         loss = parts.loss(*parts.tokens(count))

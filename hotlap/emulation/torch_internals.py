@@ -81,9 +81,18 @@ def pretend(gpu: Gpu) -> None:
     # Fake tensors would otherwise allocate a real one to initialize the device.
     replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(always(True)))
     replace(fake_tensor, "init_gpu_context", always(None))
+    _pretend_to_triton(gpu)
+
+
+def pretend_for_fake_tensors(gpu: Gpu) -> None:
+    """`pretend`, and replace what fake tensors on a device without operators cannot do."""
+    from triton.runtime.jit import JITFunction
+
+    pretend(gpu)
     replace(nn.Module, "bfloat16", _bfloat16)
     replace(F, "scaled_dot_product_attention", _flash_attention)
-    _pretend_to_triton(gpu)
+    # Kernels that are launched by hand, without Inductor: there is nothing to launch them on.
+    replace(JITFunction, "run", always(None))
 
 
 def device_properties(gpu: Gpu) -> SimpleNamespace:
@@ -140,8 +149,6 @@ def _pretend_to_triton(gpu: Gpu) -> None:
 
     triton.runtime.driver.set_active(Driver())
     replace(triton_helpers, "set_driver_to_gpu", always(None))
-    # Kernels that are launched by hand, without Inductor: there is nothing to launch them on.
-    replace(triton.runtime.jit.JITFunction, "run", always(None))
 
 
 def _bfloat16(module: nn.Module) -> nn.Module:

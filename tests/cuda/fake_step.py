@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hotlap.emulation.step import build_parts
-from hotlap.emulation.torch_internals import pretend, run_flex_uncompiled
+from hotlap.emulation.torch_internals import pretend_for_fake_tensors, run_flex_uncompiled
 from hotlap.gpus import find_gpu
 from hotlap.recipes import resolve
 from hotlap.train.compile import max_micro_batch_tokens
@@ -19,7 +19,7 @@ WORLD_SIZE = 8  # of the records
 
 def take_step(recipe: str, gpu: str = "H100") -> dict[str, Any]:
     """What the census found in the step of one micro-batch at `small`."""
-    pretend(find_gpu(gpu))
+    pretend_for_fake_tensors(find_gpu(gpu))
     run_flex_uncompiled()
     config = resolve(recipe, "small")
     count = max_micro_batch_tokens(config, WORLD_SIZE)

@@ -15,25 +15,20 @@ from hotlap.recipes import resolve
 PUBLISHED_PEAK_MIB = {"block-window": 34_239, "sparse-value-embeds": 31_361, "softcap": 31_563}
 
 
-def steps_with_new_windows(config: Config) -> tuple[int, ...]:
-    """The first step of each window of the schedule, after that of step 0, and the last step."""
-    steps = range(config.schedule.steps + 1)
-    first = {window_tokens(step, config.schedule): step for step in reversed(steps)}
-    return (*sorted(set(first.values()) - {0}), config.schedule.steps)
+def windows_and_steps(config: Config) -> dict[int, int]:
+    """{window of the schedule, in tokens: the first step that has it}."""
+    steps = range(config.schedule.steps, -1, -1)
+    return {window_tokens(step, config.schedule): step for step in steps}
 
 
 @functools.cache
 def compiled(recipe: str) -> CompiledStep:
     """Over the whole schedule of windows."""
     config = resolve(recipe, "small")
-    return compiled_step(
-        config,
-        gpu="H100",
-        window_steps=steps_with_new_windows(config),
-    )
+    return compiled_step(config, gpu="H100", window_steps=tuple(windows_and_steps(config).values()))
 
 
-def check_graphs(step: CompiledStep, num_windows: int) -> None:
+def check_graphs(step: CompiledStep, windows: set[int]) -> None:
     print(
         f"{step.kernels} kernels; launches forward {step.forward}, backward {step.backward},"
         f" optimizer {step.optimizer}; {len(step.windows)} windows; {step.seconds:.0f} s"
@@ -41,21 +36,23 @@ def check_graphs(step: CompiledStep, num_windows: int) -> None:
     assert step.mode == "model"
     assert step.graphs == 2, "one forward and one backward"
     assert step.graph_breaks == 0
-    assert len(set(step.windows)) == num_windows
+    assert set(step.windows) == windows
     assert step.recompilations == 0
 
 
+@pytest.mark.slow
 def test_at_pico_the_model_is_one_graph_that_no_window_recompiles() -> None:
     config = resolve("softcap", "pico")
-    step = compiled_step(config, gpu="H100", window_steps=steps_with_new_windows(config))
-    check_graphs(step, num_windows=2)
+    schedule = windows_and_steps(config)
+    step = compiled_step(config, gpu="H100", window_steps=tuple(schedule.values()))
     assert step.tokens == 512
+    check_graphs(step, windows={128, 256})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["softcap", "block-window"])
 def test_at_small_the_model_is_one_graph_that_no_window_recompiles(recipe: str) -> None:
-    check_graphs(compiled(recipe), num_windows=14)
+    check_graphs(compiled(recipe), windows={128 * blocks for blocks in range(1, 15)})
 
 
 @pytest.mark.slow

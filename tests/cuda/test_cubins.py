@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 
 from hotlap.emulation import call, compiled_step
 from hotlap.gpus import find_gpu
+from hotlap.kernels.cuda.flex_limits import LARGEST_HEAD_DIM
 from hotlap.recipes import resolve
 
 GPUS = ("A100", "3090", "4090", "H100", "B200", "5090")  # sm_80, 86, 89, 90, 100, 120
@@ -25,7 +27,7 @@ def sources(recipe: str, size: str) -> dict[str, str]:
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("recipe", ["softcap", "block-window"])
 def test_all_kernels_compile_and_fit(recipe: str, gpu: str) -> None:
-    """Attention's, whose tiles depend on the GPU, are in the test below."""
+    """On other GPUs than the H100 without attention's, whose tiles differ: they are in the test below."""
     chosen = {
         name: source
         for name, source in sources(recipe, "small").items()
@@ -40,13 +42,25 @@ def test_all_kernels_compile_and_fit(recipe: str, gpu: str) -> None:
     assert most <= find_gpu(gpu).shared_memory_bytes
 
 
-@pytest.mark.parametrize(
-    "gpu", [gpu if gpu == "4090" else pytest.param(gpu, marks=pytest.mark.slow) for gpu in GPUS]
-)
-def test_attention_in_bfloat16_fits(gpu: str) -> None:
-    (cubins,) = call("hotlap.emulation.cubins:compile_flex", gpu=gpu, cases=[("bfloat16", 128)])
-    assert set(cubins) == {"forward", "backward"}
-    for direction, cubin in cubins.items():
-        print(f"{gpu} {direction}: {cubin}")
-        assert not cubin["error"]
-        assert cubin["shared_bytes"] <= find_gpu(gpu).shared_memory_bytes
+def flex_fits(gpu: str, cases: list[tuple[str, int]]) -> list[bool]:
+    """Whether attention's kernels, forward and backward, fit, for each dtype and head dim."""
+    found = call("hotlap.emulation.cubins:compile_flex", gpu=gpu, cases=cases)
+    for case, cubins in zip(cases, found, strict=True):
+        assert set(cubins) == {"forward", "backward"}
+        print(f"{gpu} {case}: {cubins}")
+        assert [cubin["error"] for cubin in cubins.values()] == ["", ""]
+    limit = find_gpu(gpu).shared_memory_bytes
+    return [all(cubin["shared_bytes"] <= limit for cubin in cubins.values()) for cubins in found]
+
+
+def test_the_records_attention_fits_on_a_4090() -> None:
+    assert flex_fits("4090", [("bfloat16", 128)]) == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_largest_head_dims_that_fit_are_those_of_the_table(gpu: str) -> None:
+    largest = LARGEST_HEAD_DIM[find_gpu(gpu).capability]
+    cases = [(name, dim) for name in ("bfloat16", "float32") for dim in (64, 128, 256)]
+    expected = [dim <= largest[getattr(torch, name)] for name, dim in cases]
+    assert flex_fits(gpu, cases) == expected

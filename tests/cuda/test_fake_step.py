@@ -35,6 +35,10 @@ FLOAT32_PER_TOKEN = {
     "model/rotary.py:Rotary.forward",
     "model/layers.py:norm",
     "model/gpt2.py:LayerNorm.forward",
+    # Rows of float32 tables, which are cast right away.
+    "model/gpt.py:GPT.embed_tokens",
+    "model/gpt2.py:GPT2.embed_tokens",
+    "model/embeddings.py:ValueEmbeddings.forward",
     "model/head.py:softcapped",
     "model/head.py:cross_entropy",
 }
@@ -98,8 +102,8 @@ MISTAKES = [
     Mistake(
         "momentum on the CPU",
         "hotlap.optim.muon",
-        "spec.device)",
-        "spec.device and 'cpu')",
+        "dtype=dtype, device=spec.device)",
+        "dtype=dtype)",
     ),
     Mistake(
         "document ids in int64",

@@ -13,7 +13,14 @@ import torch
 from hotlap.errors import DeviceError
 
 # Largest power-of-two head dim whose forward and backward kernels fit, by compute capability.
-LARGEST_HEAD_DIM: dict[tuple[int, int], dict[torch.dtype, int]] = {}
+LARGEST_HEAD_DIM: dict[tuple[int, int], dict[torch.dtype, int]] = {
+    (8, 0): {torch.bfloat16: 256, torch.float32: 256},
+    (8, 6): {torch.bfloat16: 128, torch.float32: 64},
+    (8, 9): {torch.bfloat16: 128, torch.float32: 64},
+    (9, 0): {torch.bfloat16: 256, torch.float32: 256},
+    (10, 0): {torch.bfloat16: 256, torch.float32: 256},
+    (12, 0): {torch.bfloat16: 128, torch.float32: 64},
+}
 
 
 def check_flex_fits(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> None:
