@@ -87,11 +87,10 @@ def memory_rows(plan: Estimate, exact_mib: float | None) -> Iterator[Row]:
 def kernel_cells(plan: Estimate) -> tuple[str, str]:
     kernels = plan.kernels
     assert kernels is not None, "the caller has checked"
-    limit = f"of {kernels.limit_bytes / 1024:.0f} KiB shared memory"
-    if kernels.forward_bytes is None or kernels.backward_bytes is None:
-        return "unknown", f"{limit}; not compiled yet for this head dim"
-    used = f"{kernels.forward_bytes / 1024:.0f}, {kernels.backward_bytes / 1024:.0f} KiB"
-    return used, f"{limit}: {'fit' if kernels.fits else 'DO NOT FIT'}"
+    if kernels.fits is None:
+        return "unknown", "never compiled for this GPU"
+    answer = "fit" if kernels.fits else "DO NOT FIT"
+    return answer, f"head dim {kernels.head_dim}, at most {kernels.largest_head_dim} in shared memory"
 
 
 def compute_rows(plan: Estimate) -> Iterator[Row]:
@@ -189,9 +188,8 @@ def as_json(plan: Estimate, exact_mib: float | None) -> dict[str, Any]:
         "kernels": None
         if kernels is None
         else {
-            "forward_bytes": kernels.forward_bytes,
-            "backward_bytes": kernels.backward_bytes,
-            "limit_bytes": kernels.limit_bytes,
+            "head_dim": kernels.head_dim,
+            "largest_head_dim": kernels.largest_head_dim,
             "fit": kernels.fits,
         },
         "time": {
