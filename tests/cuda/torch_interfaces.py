@@ -7,17 +7,20 @@ What the compiler alone needs is replaced by `hotlap/emulation/torch_internals.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch._inductor.runtime.hints import HeuristicType
 
 from hotlap.emulation.torch_internals import pretend, replace_kernels
 from hotlap.gpus import find_gpu
 from tests.cuda.host_device import HostDevice
 
 GPU = "H100"  # for which Inductor writes its kernels
+INTERPRETED_ELEMENTS = 2**16  # of a program; a power of two
 
 
 def replace_device(device: HostDevice) -> None:
@@ -53,12 +56,37 @@ def interpret_kernels() -> None:
     from torch._inductor.codecache import PyCodeCache
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
-    replace_kernels(lambda name, source: getattr(PyCodeCache.load(source), name), lambda _: None)
+    replace_kernels(lambda name, source: widened(getattr(PyCodeCache.load(source), name)), lambda _: None)
     replace(triton_helpers, "libdevice", InterpretedLibdevice)
     replace(InterpreterBuilder, "create_dot", dot_of_values)
     # The interpreter would copy every argument to the CPU and back.
     replace(GridExecutor, "_init_args_hst", arguments_on_host)
     replace(GridExecutor, "_restore_args_dev", lambda *_: None)
+
+
+def widened(kernel: Any) -> Any:
+    """A kernel of Inductor whose programs do as many elements as INTERPRETED_ELEMENTS allows.
+
+    The interpreter takes time per program rather than per element. What a pointwise kernel or a reduction by
+    row computes does not depend on how many elements or rows a program has.
+    """
+    blocks, hints = kernel.configs[0].kwargs, kernel.size_hints or {}
+    is_split = kernel.is_mix_order_reduction or kernel.heuristic_type is HeuristicType.SPLIT_SCAN
+    if "XBLOCK" not in blocks or "x" not in hints or is_split:
+        return kernel
+    others = math.prod(
+        blocks.get(f"{dimension.upper()}BLOCK", power_of_two_from(hint))
+        for dimension, hint in hints.items()
+        if dimension != "x"
+    )
+    widest = max(blocks["XBLOCK"], INTERPRETED_ELEMENTS // others)
+    blocks["XBLOCK"] = min(widest, power_of_two_from(hints["x"]))
+    return kernel
+
+
+def power_of_two_from(number: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (number - 1).bit_length()
 
 
 def by_numpy(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
