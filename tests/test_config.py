@@ -56,7 +56,7 @@ from hotlap.settings import updated
         ({"checkpoint.keep": 0}, "`keep` above 0"),
         ({"runtime.threads": -1}, "`threads` of at least 0"),
         ({"seed": -1}, "`seed` in [0, 2**63)"),
-        ({"seed": 2**63}, "`seed` in [0, 2**63)"),
+        ({"seed": 2**63}, "`seed` as whole number"),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(changes, expected):

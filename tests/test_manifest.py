@@ -151,7 +151,9 @@ def test_a_value_changed_by_hand_is_noticed(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b"3", b"null"])
 def test_what_is_no_manifest_at_all_is_refused(tmp_path, content):
     (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(DataError, match=r"an unmodified manifest .*found no "):
+    with pytest.raises(
+        DataError, match=r"an unmodified manifest .*found (no |JSON that is nested too deeply)"
+    ):
         read_manifest(tmp_path)
 
 

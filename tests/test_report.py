@@ -309,14 +309,14 @@ def test_text_of_runs_cannot_become_markup(tmp_path):
 
 
 def test_a_page_names_no_folder_of_this_machine(tmp_path):
-    run = make_run(tmp_path / "a", changes={"data.source": "/home/jo/private/texts"})
+    run = make_run(tmp_path / "a", changes={"data.source": "/home/jo/jos-folder/texts"})
     path = run / "environment.json"
     environment = json.loads(path.read_text())
-    environment["data"] = {"source": "/home/jo/private/texts", "directory": "~/private/texts"}
+    environment["data"] = {"source": "/home/jo/jos-folder/texts", "directory": "~/jos-folder/texts"}
     path.write_text(json.dumps(environment))
-    other = make_run(tmp_path / "b", changes={"data.source": "/home/jo/private/others"})
+    other = make_run(tmp_path / "b", changes={"data.source": "/home/jo/jos-folder/others"})
     page = render_page(label_runs([load_run(run), load_run(other)]), "title")
-    assert "private" not in page
+    assert "jos-folder" not in page
     assert "data.source=others" in page
 
 

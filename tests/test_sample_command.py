@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from hotlap.terminal import printable
 from tests.command import complaint, hotlap
 from tests.trained_run import copied_run, in_process, trained_run
 
@@ -33,7 +34,10 @@ def test_one_sample_is_the_prompt_and_how_it_goes_on_with_the_speed_apart():
 
 def test_streamed_text_is_the_text_made_at_once(capsys):
     (made,) = as_json(capsys, "--prompt", "Grüße")["results"][0]["samples"]
-    assert sample(capsys, "--prompt", "Grüße", "--tokens", "40").stdout == made["text"] + "\n"
+    assert (
+        sample(capsys, "--prompt", "Grüße", "--tokens", "40").stdout
+        == printable(made["text"], lines=True) + "\n"
+    )
 
 
 def test_the_seed_decides(capsys):

@@ -552,7 +552,7 @@ class GoneReader(io.StringIO):
     ],
 )
 def test_a_rank_leaves_at_once_whatever_ends_it(tiny_data, tmp_path, monkeypatch, capsys, error, code, said):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setenv("RANK", "0")

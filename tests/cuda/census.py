@@ -64,7 +64,8 @@ class Census(TorchDispatchMode):
         if name in WAITING:
             self.find(f"{name} waits for the device")
         for tensor in (*before, *after):
-            if tensor.device.type != "cuda":
+            # A number on the host goes to a kernel by value.
+            if tensor.device.type != "cuda" and tensor.ndim:
                 self.find(f"{name} has a tensor on {tensor.device}")
             if tensor.dtype == torch.float64:
                 self.find(f"{name} has a float64 tensor")
