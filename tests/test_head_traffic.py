@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hotlap.kernels.cuda.head_choice import triton_chunk_tokens
-from hotlap.kernels.cuda.head_traffic import _Launches, head_traffic
+from hotlap.kernels.cuda.head_traffic import head_traffic
+from hotlap.kernels.cuda.launches import Launches
 
 TOKENS, WIDTH, VOCABULARY = 65_536, 768, 50_304
 LOGITS_BYTES = TOKENS * VOCABULARY * 2  # in bfloat16
@@ -33,7 +34,7 @@ def test_in_pytorch_it_would_be_many_times_as_much():
 
 
 def test_nothing_in_float32_is_as_large_as_a_chunk_of_logits():
-    class Largest(_Launches):
+    class Largest(Launches):
         float32_elements = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -70,7 +71,7 @@ MIB = 2**20
 )
 def test_an_operator_reads_its_inputs_and_writes_its_outputs(call, launches, moved_mib):
     x = torch.empty(1024, 1024, device="meta")  # 4 MiB
-    with _Launches() as seen:
+    with Launches() as seen:
         call(x)
     assert len(seen.launches) == launches
     assert sum(launch.bytes for launch in seen.launches) == pytest.approx(moved_mib * MIB, abs=8)

@@ -20,6 +20,8 @@ class Launches:
 
     kernels: int
     operators: int
+    matmuls: int  # of the operators
+    bytes_outside_matmuls: int  # read and written
 
     @property
     def total(self) -> int:
@@ -45,9 +47,25 @@ class CompiledStep:
     # whole step, and what stays between steps (parameters, optimizer state, tables).
     peak_mib: float
     resident_mib: float
-    operators: dict[str, int]  # {operator: calls} of the whole step
+    operators: dict[str, int]  # {operator: launches} of the whole step
     seconds: float  # that this took
     sources: dict[str, str] | None = None  # {kernel: Triton source}
+
+    @property
+    def phases(self) -> tuple[Launches, Launches, Launches]:
+        return self.forward, self.backward, self.optimizer
+
+    @property
+    def launches(self) -> int:
+        return sum(phase.total for phase in self.phases)
+
+    @property
+    def launches_outside_matmuls(self) -> int:
+        return self.launches - sum(phase.matmuls for phase in self.phases)
+
+    @property
+    def bytes_outside_matmuls(self) -> int:
+        return sum(phase.bytes_outside_matmuls for phase in self.phases)
 
 
 def compiled_step(

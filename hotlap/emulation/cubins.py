@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hotlap.attention.flex import FlexBackend
 from hotlap.attention.mask import Mask
+from hotlap.emulation.kernel_traffic import TEMPLATE_PREFIX
 from hotlap.emulation.recorder import CompilerRecorder
 from hotlap.emulation.torch_internals import DEVICE_PROPERTIES, compiled_kernel, inductor_properties, pretend
 from hotlap.files import cache_directory
@@ -81,7 +82,7 @@ def _attend(dtype: torch.dtype, head_dim: int) -> None:
 
 def is_template(kernel: str) -> bool:
     """Whether the kernel is of a template, such as flex_attention's, whose tiles depend on the GPU."""
-    return kernel.startswith("triton_tem")
+    return kernel.startswith(TEMPLATE_PREFIX)
 
 
 def compile_for(gpu: Gpu, name: str, source: str) -> Cubin:

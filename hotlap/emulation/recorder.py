@@ -15,20 +15,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hotlap.emulation.kernel_traffic import moved_bytes
 from hotlap.emulation.torch_internals import body_of, replace_kernels
+from hotlap.kernels.cuda.launches import Launch, launch_of
 
 ALLOCATION_BYTES = 512
-# Operators that only describe memory that is there, or reserve some.
-_ALLOCATING = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 
 
 class CompilerRecorder:
-    """Keeps what Inductor writes, and counts the launches of its kernels."""
+    """Keeps what Inductor writes, and counts the launches of its kernels and the bytes that they move."""
 
     def __init__(self) -> None:
         self.graphs: list[str] = []  # wrapper code, in the order of compilation
         self.sources: dict[str, str] = {}  # {kernel: Triton source}
         self.launched: Counter[str] = Counter()
+        self.moved: Counter[str] = Counter()  # bytes read and written, by kernel
 
     def install(self) -> None:
         replace_kernels(self.make_kernel, self.graphs.append)
@@ -38,20 +39,27 @@ class CompilerRecorder:
         while self.sources.get(name, source) != source:
             name += "_"
         self.sources[name] = source
-        return _Kernel(name, self.launched)
+        return _Kernel(name, self)
+
+    def restart(self) -> None:
+        """Count launches from here."""
+        self.launched.clear()
+        self.moved.clear()
 
 
 class _Kernel:
-    def __init__(self, name: str, launched: Counter[str]) -> None:
+    def __init__(self, name: str, recorder: CompilerRecorder) -> None:
         self.name = name
-        self.launched = launched
+        self.recorder = recorder
 
-    def run(self, *_: Any, **__: Any) -> None:
-        self.launched[self.name] += 1
+    def run(self, *arguments: Any, **_: Any) -> None:
+        recorder = self.recorder
+        recorder.launched[self.name] += 1
+        recorder.moved[self.name] += moved_bytes(recorder.sources[self.name], arguments)
 
 
 class StepRecorder(TorchDispatchMode):
-    """Sees every operator on the device: counts those that compute, and follows the live memory.
+    """Sees every operator on the device: keeps those that compute, and follows the live memory.
 
     The body of an operator of ours runs in place of its fake, so that its operators and buffers count.
     """
@@ -60,7 +68,7 @@ class StepRecorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operators: Counter[str] = Counter()
+        self.launches: list[Launch] = []
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}  # {storage: bytes}
@@ -75,19 +83,28 @@ class StepRecorder(TorchDispatchMode):
     ) -> Any:
         body = body_of(operator)
         if body is not None and on_device((args, kwargs)):
-            before = self.operators.total()
+            before = len(self.launches)
             with self:
                 result = body(*args, **(kwargs or {}))
-            if self.operators.total() == before:  # it launches a kernel itself
-                self.operators[str(operator)] += 1
+            if len(self.launches) == before:  # it launches a kernel itself
+                self._count(operator, args, kwargs or {}, result)
             return result
         result = operator(*args, **(kwargs or {}))
-        if on_device((args, kwargs, result)) and computes(operator):
-            self.operators[str(operator)] += 1
+        if on_device((args, kwargs, result)):
+            self._count(operator, args, kwargs or {}, result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
                 self._follow(leaf)
         return result
+
+    def _count(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if isinstance(operator, torch._ops.OpOverload):
+            launch = launch_of(operator, args, kwargs, result)
+        else:  # a higher-order operator, such as flex_attention, moves its tensors at least once
+            tensors = (x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor))
+            launch = Launch(str(operator), False, sum(x.nbytes for x in tensors))
+        if launch is not None:
+            self.launches.append(launch)
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -109,12 +126,3 @@ class StepRecorder(TorchDispatchMode):
 
 def on_device(values: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.device.type == "cuda" for leaf in tree_leaves(values))
-
-
-def computes(operator: Any) -> bool:
-    """Whether the operator would launch something: it is neither a view nor an allocation."""
-    if not isinstance(operator, torch._ops.OpOverload):
-        return True  # a higher-order operator, such as flex_attention
-    if operator.is_view or operator.namespace == "prim":
-        return False
-    return operator._schema.name.removeprefix("aten::") not in _ALLOCATING | {"detach", "lift_fresh"}

@@ -159,12 +159,8 @@ def measure(
 @dataclass(frozen=True)
 class _Phase:
     new_graphs: int  # that were compiled in it
-    kernels: int
     operators: Counter[str]
-
-    @property
-    def launches(self) -> Launches:
-        return Launches(self.kernels, self.operators.total())
+    launches: Launches
 
 
 def _step(parts: Parts, count: int, compiler: CompilerRecorder, recorder: StepRecorder) -> dict[str, _Phase]:
@@ -172,12 +168,21 @@ def _step(parts: Parts, count: int, compiler: CompilerRecorder, recorder: StepRe
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        compiler.launched.clear()
-        recorder.operators.clear()
+        compiler.restart()
+        recorder.launches.clear()
         graphs = len(compiler.graphs)
         yield
-        new_graphs = len(compiler.graphs) - graphs
-        phases[name] = _Phase(new_graphs, compiler.launched.total(), recorder.operators.copy())
+        outside = sum(launch.bytes for launch in recorder.launches if not launch.is_matmul)
+        phases[name] = _Phase(
+            new_graphs=len(compiler.graphs) - graphs,
+            operators=Counter(launch.operator for launch in recorder.launches),
+            launches=Launches(
+                kernels=compiler.launched.total(),
+                operators=len(recorder.launches),
+                matmuls=sum(launch.is_matmul for launch in recorder.launches),
+                bytes_outside_matmuls=compiler.moved.total() + outside,
+            ),
+        )
 
     with phase("forward"):
         loss = parts.loss(*parts.tokens(count))

@@ -31,7 +31,8 @@ def compiled(recipe: str) -> CompiledStep:
 def check_graphs(step: CompiledStep, windows: set[int]) -> None:
     print(
         f"{step.kernels} kernels; launches forward {step.forward}, backward {step.backward},"
-        f" optimizer {step.optimizer}; {len(step.windows)} windows; {step.seconds:.0f} s"
+        f" optimizer {step.optimizer}; outside matmuls {step.launches_outside_matmuls} of {step.launches},"
+        f" {step.bytes_outside_matmuls / 1e9:.0f} GB; {len(step.windows)} windows; {step.seconds:.0f} s"
     )
     assert step.mode == "model"
     assert step.graphs == 2, "one forward and one backward"
