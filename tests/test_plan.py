@@ -20,6 +20,7 @@ from hotlap.attention import plan_batch
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import Mask
 from hotlap.config import ModelConfig
+from hotlap.emulation import CompiledStep, Launches
 from hotlap.errors import DeviceError
 from hotlap.gpus import GPUS
 from hotlap.model import build_model
@@ -320,12 +321,49 @@ def test_what_is_missing_for_an_exact_plan_is_said_in_one_line():
         assert "found no g++" in complaint(hotlap_here("plan", "softcap", "--exact"))
 
 
-def test_an_exact_peak_is_shown_beside_the_planned_one():
-    with patch("hotlap.emulation.compiled_step.compiled_step") as compiled:
-        compiled.return_value.peak_mib = 31_234.0
-        result = hotlap_here("plan", "softcap", "--gpus", "8", "--exact")
-    assert "31,234 MiB" in result.stdout
+def compiled_step_of_softcap() -> CompiledStep:
+    return CompiledStep(
+        gpu="H100",
+        tokens=65_536,
+        mode="parts",
+        loss="full logits",
+        graphs=19,
+        optimizer_graphs=4,
+        kernels=64,
+        graph_breaks=0,
+        recompilations=0,
+        windows=(),
+        forward=Launches(kernels=60, operators=80, matmuls=70, bytes_outside_matmuls=11 * 10**9),
+        backward=Launches(kernels=100, operators=150, matmuls=140, bytes_outside_matmuls=22 * 10**9),
+        optimizer=Launches(kernels=50, operators=140, matmuls=120, bytes_outside_matmuls=3 * 10**9),
+        peak_mib=31_234.0,
+        resident_mib=3_000.0,
+        operators={},
+        seconds=70.0,
+        sources={"triton_": "def triton_(): pass"},
+    )
+
+
+def test_the_counts_of_a_compiled_step_are_shown_beside_the_plan():
+    with patch("hotlap.plan.exact.compiled_step", return_value=compiled_step_of_softcap()) as compiled:
+        table = hotlap_here("plan", "softcap", "--gpus", "8", "--exact").stdout
+        found = json.loads(hotlap_here("plan", "softcap", "--gpus", "8", "--exact", "--json").stdout)
     assert compiled.call_args.kwargs == {"gpu": "H100", "world_size": 8}
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    for line in (
+        "compiled exactly 31,234 MiB one rank, no DDP",
+        "launches per micro-batch 390 140 forward, 250 backward",
+        "launches of an update 190 of all optimizers, on one rank",
+        "outside matmuls 250 of both together",
+        "moved there 36.0 GB read and written",
+        "kernels 64 in 19 graphs, 0 graph breaks",
+    ):
+        assert line in lines
+    assert found["memory"]["exact_peak_mib"] == 31_234
+    assert found["exact"]["backward"]["kernels"] == 100
+    assert found["exact"]["launches_outside_matmuls"] == 250
+    assert found["exact"]["bytes_outside_matmuls"] == 36 * 10**9
+    assert "sources" not in found["exact"]
 
 
 def test_every_gpu_of_the_table_can_be_planned_for():

@@ -30,7 +30,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--link", type=float, metavar="GB/S", help="bandwidth of a GPU's link, per direction")
     parser.add_argument("--price", type=float, help="price of a GPU per hour, for the cost of the run")
     parser.add_argument(
-        "--exact", action="store_true", help="also compile the step for the GPU and count its allocations"
+        "--exact", action="store_true", help="also compile the step for the GPU; count memory and launches"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = "Settings are those of `hotlap train`, such as --batch.sequence-tokens 32768."
@@ -50,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
 
     console = make_console()
     planned = estimate(config, machine_of(args, config), price_per_hour=args.price)
-    exact_mib = None
+    exact = None
     if args.exact:
-        from hotlap.plan.exact import compiled_peak_mib
+        from hotlap.plan.exact import exact_step
 
-        exact_mib = compiled_peak_mib(config, planned.machine)
+        exact = exact_step(config, planned.machine)
     if args.json:
-        console.print_json(json.dumps(as_json(planned, exact_mib)))
+        console.print_json(json.dumps(as_json(planned, exact)))
     else:
-        print_table(console, planned, exact_mib)
+        print_table(console, planned, exact)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from hotlap.emulation import CompiledStep
 from hotlap.plan.estimate import Estimate
 from hotlap.plan.fit import MIB, divides, options
 from hotlap.plan.machine import Machine
@@ -25,13 +26,13 @@ class Row(NamedTuple):
     note: str = ""
 
 
-def print_table(console: Console, plan: Estimate, exact_mib: float | None) -> None:
+def print_table(console: Console, plan: Estimate, exact: CompiledStep | None) -> None:
     console.print(title(plan), markup=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    for row in rows(plan, exact_mib):
+    for row in rows(plan, exact):
         table.add_row(*row)
     console.print(table, markup=False, width=WIDTH)
     for warning in plan.warnings:
@@ -49,12 +50,14 @@ def described(machine: Machine) -> str:
     return f"{nodes}{machine.devices_per_node} × {machine.name}"
 
 
-def rows(plan: Estimate, exact_mib: float | None) -> Iterator[Row]:
+def rows(plan: Estimate, exact: CompiledStep | None) -> Iterator[Row]:
     yield Row("parameters", f"{sum(plan.parameters.values()):,}")
     for role, count in plan.parameters.items():
         yield Row(f"  {role}", f"{count:,}")
-    yield from memory_rows(plan, exact_mib)
+    yield from memory_rows(plan, exact)
     yield from compute_rows(plan)
+    if exact is not None:
+        yield from exact_rows(exact)
     if plan.traffic:
         sent = sum(each.sent_bytes for each in plan.traffic)
         yield Row(
@@ -65,7 +68,7 @@ def rows(plan: Estimate, exact_mib: float | None) -> Iterator[Row]:
     yield from time_rows(plan)
 
 
-def memory_rows(plan: Estimate, exact_mib: float | None) -> Iterator[Row]:
+def memory_rows(plan: Estimate, exact: CompiledStep | None) -> Iterator[Row]:
     memory, machine = plan.memory, plan.machine
     share = memory.peak_bytes / machine.usable_bytes
     verdict = "fits" if plan.fits else "DOES NOT FIT"
@@ -76,8 +79,8 @@ def memory_rows(plan: Estimate, exact_mib: float | None) -> Iterator[Row]:
         yield Row(f"  {term.name}", f"{term.bytes / MIB:,.0f} MiB", term.reason)
     usable = f"{share:.0%} used; of {machine.memory_bytes / 2**30:.0f} GiB"
     yield Row("  usable", f"{machine.usable_bytes / MIB:,.0f} MiB", usable)
-    if exact_mib is not None:
-        yield Row("  compiled exactly", f"{exact_mib:,.0f} MiB", "one rank, no DDP")
+    if exact is not None:
+        yield Row("  compiled exactly", f"{exact.peak_mib:,.0f} MiB", "one rank, no DDP")
     yield Row("  most that fits", f"{plan.most_tokens:,}", "tokens at once")
     if plan.kernels is not None:
         yield Row("attention's kernels", *kernel_cells(plan))
@@ -99,6 +102,17 @@ def compute_rows(plan: Estimate) -> Iterator[Row]:
     yield Row("FLOPs per step", _prefixed(speed.flops_per_step), "of all devices")
     if plan.newton_schulz_flops:
         yield Row("  Newton-Schulz", _prefixed(plan.newton_schulz_flops), "beside them")
+
+
+def exact_rows(step: CompiledStep) -> Iterator[Row]:
+    """Of one micro-batch and an update of all matrices."""
+    forward, backward, optimizer = (phase.total for phase in step.phases)
+    both = f"{forward:,} forward, {backward:,} backward"
+    yield Row("launches per micro-batch", f"{forward + backward:,}", both)
+    yield Row("launches of an update", f"{optimizer:,}", "of all optimizers, on one rank")
+    yield Row("  outside matmuls", f"{step.launches_outside_matmuls:,}", "of both together")
+    yield Row("  moved there", f"{step.bytes_outside_matmuls / 1e9:,.1f} GB", "read and written")
+    yield Row("  kernels", f"{step.kernels:,}", f"in {step.graphs} graphs, {step.graph_breaks} graph breaks")
 
 
 def time_rows(plan: Estimate) -> Iterator[Row]:
@@ -150,7 +164,7 @@ def _minutes(seconds: Range) -> str:
     return f"{seconds.low / 60:,.1f}–{seconds.high / 60:,.1f} min"
 
 
-def as_json(plan: Estimate, exact_mib: float | None) -> dict[str, Any]:
+def as_json(plan: Estimate, exact: CompiledStep | None) -> dict[str, Any]:
     machine, memory, speed, kernels = plan.machine, plan.memory, plan.speed, plan.kernels
     return {
         "recipe": plan.config.recipe,
@@ -172,8 +186,9 @@ def as_json(plan: Estimate, exact_mib: float | None) -> dict[str, Any]:
             "fits": plan.fits,
             "terms": {term.name: term.bytes for term in memory.terms},
             "activations": {kept.name: kept.bytes for kept in memory.kept},
-            "exact_peak_mib": exact_mib,
+            "exact_peak_mib": None if exact is None else exact.peak_mib,
         },
+        "exact": None if exact is None else exact_as_json(exact),
         "most_tokens_at_once": plan.most_tokens,
         "largest_split": None if plan.split is None else asdict(plan.split),
         "tokens_at_once": plan.shape.tokens,
@@ -204,3 +219,12 @@ def as_json(plan: Estimate, exact_mib: float | None) -> dict[str, Any]:
         "warnings": plan.warnings,
         "command": command(plan),
     }
+
+
+def exact_as_json(step: CompiledStep) -> dict[str, Any]:
+    facts = {name: value for name, value in asdict(step).items() if name != "sources"}
+    outside = {
+        "launches_outside_matmuls": step.launches_outside_matmuls,
+        "bytes_outside_matmuls": step.bytes_outside_matmuls,
+    }
+    return facts | outside
