@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from tests.cuda.emulated import needs_emulation, run_on_cuda
+from tests.cuda.torch_interfaces import bfloat16_bits
 
 pytestmark = needs_emulation
 
@@ -109,3 +111,10 @@ def test_pinned_memory_is_known(found):
 def test_what_a_gpu_refuses_is_an_error(found):
     assert "expected all tensors to be on cuda:0" in found["mixed"]
     assert "called a synchronizing CUDA operation: item()" in found["forbidden"]
+
+
+def test_float32_is_rounded_to_bfloat16_as_a_gpu_does():
+    values = torch.randn(1000).mul(torch.logspace(-30, 30, 1000))
+    values = torch.cat([values, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.00390625, 1.01171875])])
+    expected = values.bfloat16().view(torch.uint16)
+    assert torch.equal(torch.from_numpy(bfloat16_bits(values.numpy()).astype("uint16")), expected)

@@ -19,13 +19,16 @@ from hotlap.emulation.torch_internals import pretend, replace_kernels
 from hotlap.gpus import find_gpu
 from tests.cuda.host_device import HostDevice
 
-GPU = "H100"  # for which Inductor writes its kernels
+BFLOAT16_NAN = 0x7FC0
 INTERPRETED_ELEMENTS = 2**16  # of a program; a power of two
 
 
-def replace_device(device: HostDevice) -> None:
-    """`torch.cuda` as one device without a driver. Random numbers are the CPU's, so runs can be compared."""
-    pretend(find_gpu(GPU))
+def replace_device(device: HostDevice, gpu: str) -> None:
+    """`torch.cuda` as one device without a driver, for which Inductor writes its kernels.
+
+    Random numbers are the CPU's, so that runs can be compared.
+    """
+    pretend(find_gpu(gpu))
     answers = {
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,
@@ -54,11 +57,14 @@ def interpret_kernels() -> None:
     """
     import torch._inductor.runtime.triton_helpers as triton_helpers
     from torch._inductor.codecache import PyCodeCache
-    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, ReduceOps
 
     replace_kernels(lambda name, source: widened(getattr(PyCodeCache.load(source), name)), lambda _: None)
     replace(triton_helpers, "libdevice", InterpretedLibdevice)
     replace(InterpreterBuilder, "create_dot", dot_of_values)
+    replace(ReduceOps, "generic_reduce", reduce_by_pairs)
+    replace(interpreter, "_convert_float", rounded_to_bfloat16(interpreter._convert_float))
     # The interpreter would copy every argument to the CPU and back.
     replace(GridExecutor, "_init_args_hst", arguments_on_host)
     replace(GridExecutor, "_restore_args_dev", lambda *_: None)
@@ -123,6 +129,45 @@ def dot_of_values(
 
     product = np.matmul(values(a), values(b), dtype=accumulator.data.dtype)
     return TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def rounded_to_bfloat16(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's conversion of floats, which would cut off where a GPU rounds to nearest even."""
+
+    def converted(x: Any, dtype: Any, to: Any, rounding_mode: Any) -> Any:
+        import triton.language as tl
+
+        if (dtype, to) == (tl.bfloat16, tl.float32):
+            return x.astype(np.uint32) << 16
+        if (dtype, to) != (tl.float32, tl.bfloat16):
+            return convert(x, dtype, to, rounding_mode)
+        return np.where(np.isnan(x), BFLOAT16_NAN, bfloat16_bits(x)).astype(np.uint16)
+
+    return converted
+
+
+def bfloat16_bits(x: Any) -> Any:
+    """Of finite values and infinities: the upper half of the bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+def reduce_by_pairs(operation: Any, blocks: tuple[Any, ...]) -> list[Any]:
+    """`tl.reduce` by a function of the kernel's, for all pairs of neighbors at once until one is left.
+
+    The interpreter would call the function for every element, which takes a millisecond: it knows sums, and
+    the largest and smallest of `tl.max` and `tl.min`, but not those of Inductor, which keep NaN.
+    """
+    blocks, axis = operation.unravel(blocks, operation.axis)
+    dtypes = [block.dtype for block in blocks]
+    arrays = [np.moveaxis(block.handle.data, axis, -1) for block in blocks]
+    while arrays[0].shape[-1] > 1:
+        pairs = [array[..., side::2] for side in (0, 1) for array in arrays]
+        combined = operation.combine_fn.fn(*map(operation.to_tensor, pairs, 2 * dtypes))
+        combined = combined if isinstance(combined, tuple) else (combined,)
+        arrays = [block.handle.data for block in combined]
+    reduced = [np.moveaxis(array, -1, axis) if operation.keep_dims else array[..., 0] for array in arrays]
+    return [operation.to_tensor(array, dtype) for array, dtype in zip(reduced, dtypes, strict=True)]
 
 
 def arguments_on_host(executor: Any, args: Any, kwargs: Any) -> Any:
