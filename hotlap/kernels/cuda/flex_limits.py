@@ -19,7 +19,7 @@ LARGEST_HEAD_DIM: dict[tuple[int, int], dict[torch.dtype, int]] = {
     (8, 9): {torch.bfloat16: 128, torch.float32: 64},
     (9, 0): {torch.bfloat16: 256, torch.float32: 256},
     (10, 0): {torch.bfloat16: 256, torch.float32: 256},
-    (12, 0): {torch.bfloat16: 128, torch.float32: 64},
+    (12, 0): {torch.bfloat16: 128, torch.float32: 128},
 }
 
 
