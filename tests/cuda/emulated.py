@@ -44,6 +44,7 @@ def hotlap_on_cuda(
     cwd: Path,
     interpreted: bool = False,
     accidents: Mapping[int, str] | None = None,
+    gpu: str = "H100",
     **variables: str,
 ) -> Outcome:
     """`python -m hotlap` as a user starts it, on a machine that seems to have a GPU.
@@ -53,7 +54,8 @@ def hotlap_on_cuda(
     """
     report = cwd / "steps.jsonl"
     report.unlink(missing_ok=True)
-    emulation = Emulation(str(report), {str(step): what for step, what in (accidents or {}).items()})
+    happening = {str(step): what for step, what in (accidents or {}).items()}
+    emulation = Emulation(str(report), happening, gpu=gpu)
     words = ("-m", "hotlap", *arguments)
     done = run_on_cuda(*words, cwd=cwd, interpreted=interpreted, emulation=emulation, **variables)
     lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []

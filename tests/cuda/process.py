@@ -27,6 +27,7 @@ class Emulation:
     # signal by name.
     accidents: dict[str, str] = field(default_factory=dict)
     attention: str | None = None  # the backend that "auto" is to be; None: Hotlap's own choice
+    gpu: str = "H100"  # what the device says it is
 
     def variables(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -45,7 +46,7 @@ def set_up() -> None:
     device()
     from tests.cuda import torch_interfaces
 
-    torch_interfaces.replace_device(device())
+    torch_interfaces.replace_device(device(), emulation.gpu)
     if os.environ.get(INTERPRETER_VARIABLE) == "1":
         torch_interfaces.interpret_kernels()
     else:

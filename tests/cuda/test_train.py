@@ -85,6 +85,31 @@ def test_other_steps_do_not_wait_either(tiny_data, tmp_path, recipe, more):
     assert_one_curve(losses(tmp_path / "runs" / "run"), cpu_losses(recipe, tiny_data, tmp_path, *more))
 
 
+@pytest.mark.parametrize(
+    "gpu, words, found, do",
+    [
+        ("T4", (), "Tesla T4, whose tensor cores have float16 only", "use another GPU"),
+        (
+            "4090",
+            ("--precision", "float32", "--model.width", "256", "--model.num-heads", "2"),
+            "128, whose kernels need more shared memory than it has",
+            "use --precision bfloat16 or --attention.backend blocked",
+        ),
+    ],
+    ids=["float16-only", "float32-that-does-not-fit"],
+)
+def test_what_a_gpu_cannot_do_is_refused_beforehand(tiny_data, tmp_path, gpu, words, found, do):
+    command = ("train", "softcap", "--size", "pico", "--data.source", str(tiny_data), "--name", "run")
+    more = ("--evaluation.tokens", "1024", "--device", "cuda", *words)
+    refused = hotlap_on_cuda(*command, *more, cwd=tmp_path, gpu=gpu)
+    assert refused.code == USER_MISTAKE, refused.err
+    (line,) = refused.err.strip().splitlines()
+    assert found in line
+    assert do in line
+    assert refused.steps == []
+    assert not (tmp_path / "runs" / "run" / "metrics.jsonl").exists()
+
+
 def resume(folder: Path) -> Outcome:
     return hotlap_on_cuda("train", "--resume", "runs/cut", cwd=folder)
 
