@@ -104,6 +104,7 @@ def place() -> str:
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(PACKAGE) and not path.startswith(f"{PACKAGE}/emulation"):
-            return f"{path.removeprefix(PACKAGE + '/')}:{frame.f_code.co_qualname}"
+            function = frame.f_code.co_qualname.partition(".<locals>")[0]  # not a comprehension within it
+            return f"{path.removeprefix(PACKAGE + '/')}:{function}"
         frame = frame.f_back
     return "autograd"
