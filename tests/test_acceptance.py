@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from hotlap import kernels
-from hotlap.acceptance import checks
+from hotlap.acceptance import checks, overlap
 from hotlap.acceptance.checks import (
     NotApplicableError,
     check_attention,
@@ -130,6 +132,46 @@ def test_memory_is_held_against_the_plan(made, measured, planned, passes):
     assert ("planned" in finding.detail) == (planned == 2000)
 
 
+@pytest.mark.parametrize(("hidden_share", "outcome"), [(0.6, "passed"), (0.02, "failed")])
+def test_reductions_that_nothing_hides_fail(made, hidden_share, outcome):
+    found = overlap.Reductions(4, hidden_share)
+    with patch.object(checks, "measure_reductions", lambda *_: found):
+        finding = checks.check_overlap(made)
+    assert finding.outcome == outcome
+    assert finding.figures == {"number": 4, "hidden_share": hidden_share}
+
+
+def test_two_ranks_are_not_compared_on_one_gpu():
+    with (
+        patch("torch.cuda.device_count", lambda: 1),
+        pytest.raises(NotApplicableError, match="1 GPU; two are needed"),
+    ):
+        checks.refuse_one_gpu(torch.device("cuda"))
+
+
+def event(name, start, end, device=DeviceType.CUDA, **more):
+    return SimpleNamespace(
+        name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end), **more
+    )
+
+
+def test_time_on_a_gpu_is_hidden_by_kernels_and_not_by_annotations():
+    events = [
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30, 40),
+        event("nccl:all_reduce", 10, 40, is_user_annotation=True),
+        event("## Call CompiledFxGraph ##", 0, 100, is_user_annotation=True),
+        event("c10d::allreduce_", 0, 100, device=DeviceType.CPU),
+        event("triton_tem_fused_flex_attention_backward", 0, 15, is_user_annotation=False),
+        event("nvjet_hsh_128x256_64x4", 12, 18),
+        event("triton_poi_fused_0", 39, 50),
+    ]
+    reductions, computations = overlap.kernels(events)
+    assert reductions == [(10, 20), (30, 40)]
+    assert overlap.merged(computations) == [(0, 18), (39, 50)]
+    assert overlap.overlap(reductions, computations) == 8 + 1
+
+
 @pytest.mark.parametrize(("gib", "sequence_tokens"), [(80, 65_536), (24, 32_768)])
 def test_a_step_is_measured_with_the_sequences_that_fit_the_gpu(gib, sequence_tokens):
     with (
@@ -155,9 +197,11 @@ def test_the_whole_acceptance_test_passes_here(tmp_path, capsys):
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert {check["name"]: check["outcome"] for check in found["checks"]} == dict.fromkeys(
-        checks.CHECKS, "passed"
-    )
+    # The gradients of pico fit into two reductions.
+    assert {check["name"]: check["outcome"] for check in found["checks"]} == {
+        **dict.fromkeys(checks.CHECKS, "passed"),
+        "overlap": "skipped",
+    }
     (curve,) = (check for check in found["checks"] if check["name"] == "curve")
     assert len(curve["figures"]["losses"]) == STEPS
-    assert "6 passed, 0 failed, 0 skipped" in page.read_text()
+    assert "6 passed, 0 failed, 1 skipped" in page.read_text()

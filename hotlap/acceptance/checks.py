@@ -32,6 +32,7 @@ from hotlap.acceptance.curve import (
     write_tokens,
 )
 from hotlap.acceptance.measured_step import measure_step
+from hotlap.acceptance.overlap import measure_reductions
 from hotlap.attention import Backend, plan_batch
 from hotlap.attention.dense import DenseBackend
 from hotlap.attention.mask import Mask, document_ids
@@ -50,6 +51,9 @@ CURVE_TOLERANCE = 0.05
 RESUME_TOLERANCE = 1e-3
 # Of the peak memory that `hotlap plan` gives: the compiler's choices differ between GPUs and releases.
 MEMORY_TOLERANCE = 0.1
+# Of the time of the reductions, that the backward hides. With all of it at the end, none is hidden.
+LEAST_HIDDEN_SHARE = 0.1
+LEAST_REDUCTIONS = 4  # the last one has nothing left to hide behind
 # Below, the workspaces of CUDA's libraries count as much as the model.
 LEAST_COMPARED_MIB = 1024
 
@@ -243,12 +247,30 @@ def judged_memory(measured_mib: float, planned_mib: float | None) -> tuple[bool,
 
 def check_ranks(made: Subject) -> Finding:
     """Two ranks against one, over the same tokens per step."""
-    if made.device.type == "cuda" and torch.cuda.device_count() < 2:
-        raise NotApplicableError(f"{torch.cuda.device_count()} GPU; two are needed")
+    refuse_one_gpu(made.device)
     one, two = made.train("one-rank"), made.train("two-ranks", "--procs", "2")
     difference = max(abs(a - b) for a, b in zip(one, two, strict=True))
     detail = f"two ranks within {difference:.4f} of one over {len(one)} steps, {CURVE_TOLERANCE} allowed"
     return judged(difference <= CURVE_TOLERANCE, detail, difference=difference)
+
+
+def refuse_one_gpu(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        raise NotApplicableError(f"{torch.cuda.device_count()} GPU; two are needed")
+
+
+def check_overlap(made: Subject) -> Finding:
+    """Two ranks: gradients are reduced while the backward computes others, by the trace of one."""
+    refuse_one_gpu(made.device)
+    found = measure_reductions(made.device, made.size, made.data, made.scratch)
+    if found.number < LEAST_REDUCTIONS:
+        raise NotApplicableError(f"all gradients of {made.size} fit into {found.number} reductions")
+    return judged(
+        found.hidden_share >= LEAST_HIDDEN_SHARE,
+        f"{found.hidden_share:.0%} of the time of {found.number} reductions is hidden behind the backward,"
+        f" {LEAST_HIDDEN_SHARE:.0%} needed",
+        **found._asdict(),
+    )
 
 
 def check_resume(made: Subject) -> Finding:
@@ -286,5 +308,6 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "curve": check_curve,
     "step": check_step,
     "ranks": check_ranks,
+    "overlap": check_overlap,
     "resume": check_resume,
 }
