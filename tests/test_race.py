@@ -21,33 +21,10 @@ from hotlap.race.progress import RaceProgress
 from hotlap.race.results import conclude, verdict_lines
 from hotlap.race.runner import Runner
 from tests.command import complaint, hotlap, hotlap_here
-from tests.synthetic_runs import make_run
+from tests.made_up_engine import MadeUpEngine
 from tests.training import start as start_command
 
 STEPS = 50  # of made-up runs
-
-
-class MadeUpRunner(Runner):
-    """Runs that appear in milliseconds; `ends[name]` is how one ends, `losses[name]` where."""
-
-    def __init__(self, *arguments, ends=None, losses=None):
-        super().__init__(*arguments)
-        self.order = []
-        self.ends = ends or {}
-        self.losses = losses or {}
-
-    def _command(self, start):
-        self.order.append(start.name)
-        shutil.rmtree(self.directory.path / start.name, ignore_errors=True)
-        make_run(
-            self.directory.path / start.name,
-            recipe=start.entry.recipe,
-            seed=start.seed,
-            changes={**self.plan.settings, **start.entry.changes},
-            final_loss=self.losses.get(start.name, 3.3 + 0.01 * (start.seed % 5)),
-            status=self.ends.get(start.name, "finished"),
-        )
-        return ["sh", "-c", "echo 'hotlap: expected luck'; exit 2"]
 
 
 @pytest.fixture
@@ -59,10 +36,10 @@ def race(tmp_path):
         directory.check(plan)
         directory.write_plan(plan)
         out = io.StringIO()
-        with directory.lock(silent) as lock, RaceProgress(plan, 0, out) as progress:
-            runner = MadeUpRunner(plan, directory, lock, progress, **made_up)
-            left_out = runner.run(budget_s)
-        return runner.order, [s.name for s in left_out], out.getvalue()
+        engine = MadeUpEngine(**made_up)
+        with directory.lock(silent), RaceProgress(plan, 0, out) as progress, engine:
+            left_out = Runner(plan, directory, engine, progress).run(budget_s)
+        return engine.order, [s.name for s in left_out], out.getvalue()
 
     carry_out.directory = directory
     return carry_out

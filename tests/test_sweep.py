@@ -5,6 +5,8 @@ import pytest
 from bench import sweep
 from bench.sweeps import SWEEPS, Sweep
 from hotlap.recipes import resolve
+from tests.made_up_engine import MadeUpEngine
+from tests.synthetic_runs import make_run
 
 
 class FortyTexts:
@@ -37,19 +39,17 @@ def test_the_table_compares_with_the_first_variant():
     assert other == "| other | 3 | 3,000 | 1.5350 ± 0.0636 | -0.0150 | -0.3075 to +0.2775 |"
 
 
-def test_a_run_that_was_stopped_is_trained_anew(monkeypatch, tmp_path):
-    swept = Sweep("?", "softcap", "pico", seeds=1, by_time=False, variants={"base": {}})
-    (tmp_path / "base-seed0").mkdir()
-    (tmp_path / "base-seed0" / "metrics.jsonl").write_text('{"kind": "validation", "val_bpb": 9}\n')
+def test_only_runs_that_have_not_ended_are_trained(monkeypatch, tmp_path, capsys):
+    swept = Sweep("?", "softcap", "pico", seeds=2, by_time=False, variants={"base": {}})
     monkeypatch.setattr(sweep, "tuning_data", lambda _corpus, _vocabulary: tmp_path)
-
-    def train(command, **_options):
-        run = tmp_path / command[command.index("--name") + 1]
-        run.mkdir()  # as `hotlap train` does, which refuses a name that exists
-        (run / "metrics.jsonl").write_text('{"kind": "validation", "val_bpb": 1.5}\n')
-        (run / "report.html").touch()
-
-    monkeypatch.setattr(sweep.subprocess, "run", train)
-    assert sweep.run_once(swept, "base", 3, 0, tmp_path)["val_bpb"] == 1.5
-    monkeypatch.setattr(sweep.subprocess, "run", None)
-    assert sweep.run_once(swept, "base", 3, 0, tmp_path)["val_bpb"] == 1.5
+    tasks = [sweep.task_of(swept, "base", 20, seed, tmp_path) for seed in range(2)]
+    make_run(tasks[0].path, steps=20, final_loss=3.0)
+    engine = MadeUpEngine()
+    monkeypatch.setattr(sweep, "open_engine", lambda *_arguments, **_options: engine)
+    sweep.train(tasks, "local", tmp_path)
+    assert engine.order == ["base-seed1"]
+    assert "base, seed 1: 1.1585 after 10,240 tokens" in capsys.readouterr().out
+    engine.ends = {"base-seed1": None}
+    (tasks[1].path / "summary.json").unlink()
+    with pytest.raises(SystemExit, match="base, seed 1: exit code 2, see"):
+        sweep.train(tasks, "local", tmp_path)

@@ -26,4 +26,4 @@ def run(args: argparse.Namespace) -> int:
     find_recipe(args.recipe)
     size, seeds, settings = common_options(args)
     plan, skipped = make_ablation(args.recipe, args.against, size, seeds, settings, args.procs)
-    return run_race(plan, race_directory(args, plan), args.budget, notes=skipped)
+    return run_race(plan, race_directory(args, plan), args.on, args.budget, notes=skipped)

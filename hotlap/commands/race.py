@@ -19,6 +19,7 @@ from hotlap.commands.train import default_size
 from hotlap.config import Config
 from hotlap.errors import INTERRUPTED, ConfigError
 from hotlap.progress import to_stderr
+from hotlap.race.engine import LOCAL, check_engine, open_engine
 from hotlap.recipes import SIZES
 from hotlap.settings import parse
 from hotlap.terminal import make_console
@@ -54,6 +55,12 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--name", help="name of the race's directory (default: derived from the plan)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="parent of the race's directory")
     parser.add_argument("--procs", type=int, help="processes per run")
+    parser.add_argument(
+        "--on",
+        default=LOCAL,
+        metavar="ENGINE",
+        help=f"{LOCAL} (default): one run after the other on this machine",
+    )
     parser.epilog = (
         "Settings, such as --target-bpb 1.5 or --steps 200, apply to every run; `hotlap train --help` lists"
         " them.\nRepeat the same command to resume a race that was stopped."
@@ -69,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
             parse_spec(spec)  # report mistakes before common_options imports torch, which takes seconds
         size, seeds, settings = common_options(args)
         plan = make_plan(args.recipes, size, seeds, settings, args.procs)
-        return run_race(plan, race_directory(args, plan), args.budget)
+        return run_race(plan, race_directory(args, plan), args.on, args.budget)
     given = [*args.recipes, *(f"--{name}" for name in args.settings)]
     given += [f"--{name}" for name in ("size", "seeds", "procs", "name") if getattr(args, name) is not None]
     if given:
         raise ConfigError(expected="--resume DIR alone", found=" ".join(given), do="omit them")
     directory = RaceDirectory(args.resume)
-    return run_race(directory.read_plan(), directory, args.budget)
+    return run_race(directory.read_plan(), directory, args.on, args.budget)
 
 
 def race_directory(args: argparse.Namespace, plan: Plan) -> RaceDirectory:
@@ -94,14 +101,17 @@ def common_options(args: argparse.Namespace) -> tuple[str, int, dict[str, Any]]:
     return size, DEFAULT_SEEDS if args.seeds is None else args.seeds, settings
 
 
-def run_race(plan: Plan, directory: RaceDirectory, budget: str | None, notes: Sequence[str] = ()) -> int:
-    """Run the remaining runs, then print the results and write the report."""
+def run_race(
+    plan: Plan, directory: RaceDirectory, on: str, budget: str | None, notes: Sequence[str] = ()
+) -> int:
+    """Run the remaining runs on the engine `on`, then print the results and write the report."""
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
     from hotlap.train.run import check_ranks
 
     for start in plan.rounds()[0]:
         check_ranks(plan.config(start), plan.procs or 1)
+    check_engine(on)
     budget_s = None if budget is None else parse_seconds(budget)
     directory.check(plan)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -112,8 +122,11 @@ def run_race(plan: Plan, directory: RaceDirectory, budget: str | None, notes: Se
             for line in (*header_lines(plan, directory), *notes):
                 to_stderr(line)
             done = sum(directory.is_over(start) for round_ in plan.rounds() for start in round_)
-            with RaceProgress(plan, done) as progress:
-                skipped = Runner(plan, directory, lock, progress).run(budget_s)
+            with (
+                RaceProgress(plan, done) as progress,
+                open_engine(on, directory.path, lock, progress.say) as engine,
+            ):
+                skipped = Runner(plan, directory, engine, progress).run(budget_s)
     except KeyboardInterrupt:
         to_stderr(f"race: stopped; resume with: hotlap race --resume {directory.path}")
         return INTERRUPTED

@@ -1,12 +1,17 @@
-"""Shows how far a race is, on stderr: a bar on a terminal, otherwise one line per run."""
+"""Shows how far a race is, on stderr: a bar and the runs that train on a terminal,
+otherwise one line per run."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self, TextIO
 
+from hotlap.race.engine import Training
 from hotlap.race.plan import Plan, Start
+
+LINES_LEFT = 4  # of a terminal's height, for the bar and what was printed last
 
 
 class Pace:
@@ -27,7 +32,8 @@ class Pace:
 
 
 class RaceProgress:
-    """On a terminal:  race ━━━━━━━━━━╸━━━━━━━━━ 3 of 6 runs, adamw, seed 1, about 0:04:10 left
+    """On a terminal:  race ━━━━━━━━━━╸━━━━━━━━━ 3 of 6 runs, about 0:04:10 left
+                         adamw, seed 1 on 3f2a91c0    45 %
     Elsewhere:         race: 3 of 6 runs; adamw, seed 1: finished, 1.4321 bits/byte; about 0:04:10 left
     """
 
@@ -37,11 +43,10 @@ class RaceProgress:
         self.stream = sys.stderr if stream is None else stream
         self._bar = _Bar(self.total, self.stream) if self.stream.isatty() else None
 
-    def running(self, start: Start, share: float, left_s: float | None) -> None:
-        """`share`: the fraction of this run that is done."""
+    def training(self, runs: Sequence[Training], left_s: float | None) -> None:
         if self._bar is not None:
-            text = f"{self.done} of {self.total} runs, {start}, {time_left(left_s)}"
-            self._bar.show(self.done + share, text)
+            text = f"{self.done} of {self.total} runs, {time_left(left_s)}"
+            self._bar.show(self.done + sum(run.share for run in runs), text, runs)
 
     def ended(self, start: Start, how: str, left_s: float | None) -> None:
         self.done += 1
@@ -69,22 +74,42 @@ def time_left(seconds: float | None) -> str:
 
 
 class _Bar:
-    """A bar of rich, which is imported only if stderr is a terminal."""
+    """A bar of rich, with a line below it for each run that trains. Rich is imported only for a terminal."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
 
         columns: list[Any] = [TextColumn("race"), BarColumn(), TextColumn("{task.description}", markup=False)]
-        self._progress = Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
+        self._console = Console(file=stream, highlight=False)
+        self._progress = Progress(*columns, console=self._console)
         self._task = self._progress.add_task("", total=total)
-        self._progress.start()
+        self._live = Live(self._progress, console=self._console, transient=True)
+        self._live.start()
 
-    def show(self, done: float, text: str) -> None:
+    def show(self, done: float, text: str, runs: Sequence[Training]) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
         self._progress.update(self._task, completed=done, description=text)
+        most = max(1, self._console.height - LINES_LEFT)
+        shown = runs[:most] if len(runs) > most else runs
+        width = max((len(_place(run)) for run in shown), default=0)
+        lines = [
+            Text(f"  {_place(run):{width}}  {run.share:4.0%}", no_wrap=True, overflow="ellipsis")
+            for run in shown
+        ]
+        if len(runs) > most:
+            lines.append(Text(f"  and {len(runs) - most} more"))
+        self._live.update(Group(self._progress, *lines))
 
     def print(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, soft_wrap=True)
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
+
+
+def _place(run: Training) -> str:
+    return f"{run.task.title} on {run.machine}" if run.machine else run.task.title

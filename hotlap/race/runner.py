@@ -1,111 +1,111 @@
-"""Carries out the plan of a race: one run after the other, each in its own `hotlap train` process.
+"""Carries out the plan of a race on an engine, in rounds, within a budget.
 
-One process per run, so that every run starts with the same clean memory, allocator and thread pool, its peak
-memory is its own, and a crash ends only that run. A run that has ended is never repeated, not even if it
-diverged; one that was killed resumes from its last checkpoint, or starts again if it has none.
+A run that has ended is never repeated, not even if it diverged; one that was killed resumes from its last
+checkpoint, or starts again if it has none.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import FileIO
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hotlap.errors import RaceError
 from hotlap.race.directory import RaceDirectory
+from hotlap.race.engine import Ended, Engine, Task, carry_out
 from hotlap.race.plan import Plan, Start
 from hotlap.race.progress import Pace, RaceProgress
 from hotlap.runs.reader import status_of
 from hotlap.settings import as_text
 
-SECONDS_BETWEEN_LOOKS = 0.5
-TAIL_BYTES = 4096  # read from the end of metrics.jsonl; longer than one line
-
 
 class Runner:
-    def __init__(self, plan: Plan, directory: RaceDirectory, lock: FileIO, progress: RaceProgress) -> None:
+    def __init__(self, plan: Plan, directory: RaceDirectory, engine: Engine, progress: RaceProgress) -> None:
         self.plan = plan
         self.directory = directory
+        self.engine = engine
         self.progress = progress
         self.pace = Pace()
-        self._lock = lock
-        self._waiting = []
+        self._waiting: list[Start] = []
         for start in (start for round_ in plan.rounds() for start in round_):
             if directory.is_over(start):
                 self.pace.add(start, float(self._summary_of(start)["seconds"]["total"]))
             else:
                 self._waiting.append(start)
+        self._start_at: dict[Path, Start] = {directory.run(start).path: start for start in self._waiting}
+        engine.find([self._task(start) for start in self._waiting])
 
     def run(self, budget_s: float | None = None) -> list[Start]:
         """Run what has not ended yet; returns what the budget left out, in whole rounds after the first."""
-        began = time.monotonic()
-        for number, round_ in enumerate(self.plan.rounds()):
-            starts = [start for start in round_ if start in self._waiting]
-            needed_s = self.pace.of(starts)
-            late = budget_s is not None and needed_s and time.monotonic() - began + needed_s > budget_s
-            if number > 0 and late:
-                break
-            for start in starts:
-                self._run(start)
+        first, *others = self.plan.rounds()
+        if budget_s is None:
+            self.carry_out(start for round_ in self.plan.rounds() for start in round_)
+        else:
+            began = time.monotonic()
+            self.carry_out(first)  # tells how long a round takes
+            self.carry_out(self._within(others, began + budget_s))
         return self._waiting
 
-    def _run(self, start: Start) -> None:
-        began = time.monotonic()
-        words = self._command(start)
-        with self.directory.log(start).open("ab") as log, self._process(words, log) as process:
-            while process.poll() is None:
-                left = self.pace.of(self._waiting)
-                elapsed = time.monotonic() - began
-                self.progress.running(start, self._share(start), None if left is None else left - elapsed)
-                try:
-                    process.wait(SECONDS_BETWEEN_LOOKS)
-                except subprocess.TimeoutExpired:
-                    continue
-        if not self.directory.is_over(start):
-            raise self._failure(start, process.returncode)
-        self._waiting.remove(start)
-        self.pace.add(start, time.monotonic() - began)
-        self.progress.ended(start, self._outcome(start), self.pace.of(self._waiting))
+    def carry_out(self, starts: Iterable[Start]) -> None:
+        """Run those of `starts` that have not ended yet, and return when they have."""
+        tasks = (self._task(start) for start in starts if start in self._waiting)
+        for ended in carry_out(self.engine, tasks, self._show):
+            self._end(ended)
 
-    def _command(self, start: Start) -> list[str]:
-        run = self.directory.run(start)
-        words = [sys.executable, "-m", "hotlap", "train"]
-        words += ["--procs", str(self.plan.procs)] if self.plan.procs else []
-        if run.path.exists():
-            if _has_checkpoint(run.checkpoints):
-                self.progress.say(f"race: {start}: resumes from its last checkpoint")
-                return [*words, "--resume", str(run.path)]
-            with run:
-                run.lock()  # refused if another process trains in it
-                shutil.rmtree(run.path)
-            self.progress.say(f"race: {start}: starts again: it was killed before its first checkpoint")
+    def _within(self, rounds: Iterable[Sequence[Start]], deadline: float) -> Iterator[Start]:
+        """The runs of these rounds, as long as the next round will have ended at the deadline."""
+        for round_ in rounds:
+            starts = [start for start in round_ if start in self._waiting]
+            if starts and time.monotonic() + self._needed_s(starts) > deadline:
+                return
+            yield from starts
+
+    def _needed_s(self, starts: Sequence[Start]) -> float:
+        """When these runs will have ended if they are started after those that train."""
+        longest = max(self.pace.of([start]) or 0.0 for start in starts)
+        return max(longest, (self._work_s(starts) or 0.0) / self.engine.slots)
+
+    def _work_s(self, starts: Sequence[Start]) -> float | None:
+        """Seconds of training that are left in these runs and those that train; None if nobody knows."""
+        shares = {one.task.path: one.share for one in self.engine.training()}
+        unfinished = [self._start_at[path] for path in shares]
+        unfinished += [start for start in starts if self.directory.run(start).path not in shares]
+        work_s = 0.0
+        for start in unfinished:
+            seconds = self.pace.of([start])
+            if seconds is None:
+                return None
+            work_s += seconds * (1 - shares.get(self.directory.run(start).path, 0.0))
+        return work_s
+
+    def _left_s(self) -> float | None:
+        work = self._work_s(self._waiting)
+        return None if work is None else work / min(self.engine.slots, max(1, len(self._waiting)))
+
+    def _show(self) -> None:
+        self.progress.training(self.engine.training(), self._left_s())
+
+    def _task(self, start: Start) -> Task:
         settings = {**self.plan.settings, **start.entry.changes, "seed": start.seed}
-        words += [start.entry.recipe, "--size", self.plan.size]
-        words += ["--runs", str(self.directory.path), "--name", start.name]
-        return [*words, *(f"--{name}={as_text(value)}" for name, value in settings.items())]
-
-    @contextmanager
-    def _process(self, words: list[str], log: BinaryIO) -> Iterator[subprocess.Popen[bytes]]:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=[self._lock.fileno()],
+        words = [start.entry.recipe, "--size", self.plan.size]
+        words += [f"--{name}={as_text(value)}" for name, value in settings.items()]
+        return Task(
+            title=str(start),
+            path=self.directory.run(start).path,
+            log=self.directory.log(start),
+            words=tuple(words),
+            config=self.plan.config(start),
+            procs=self.plan.procs,
         )
-        try:
-            yield process
-        except BaseException:
-            process.terminate()  # the run saves a checkpoint and stops
-            process.wait()
-            raise
+
+    def _end(self, ended: Ended) -> None:
+        start = self._start_at[ended.task.path]
+        if not self.directory.is_over(start):
+            raise self._failure(start, ended.exit_code)
+        self._waiting.remove(start)
+        self.pace.add(start, ended.seconds)
+        self.progress.ended(start, self._outcome(start), self._left_s())
 
     def _failure(self, start: Start, code: int) -> RaceError:
         log = self.directory.log(start)
@@ -128,22 +128,3 @@ class Runner:
         summary = self.directory.run(start).read_summary()
         assert summary is not None, "a run that has ended has a summary"
         return summary
-
-    def _share(self, start: Start) -> float:
-        """The fraction of a run that is done, by the last step in its metrics."""
-        path = self.directory.run(start).metrics_path
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                steps = re.findall(rb'"step": (\d+),', file.read())
-        except OSError:
-            return 0.0
-        return int(steps[-1]) / self.plan.config(start).schedule.steps if steps else 0.0
-
-
-def _has_checkpoint(directory: Path) -> bool:
-    if not directory.is_dir():
-        return False
-    from hotlap.runs import checkpoint as store  # needs torch
-
-    return bool(store.stored(directory))

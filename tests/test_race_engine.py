@@ -1,0 +1,120 @@
+"""Engines: what keeps one busy, what `--on` refuses, and runs that train at the same time."""
+
+import io
+import time
+
+import pytest
+
+from hotlap.race.directory import RaceDirectory
+from hotlap.race.engine import Task, carry_out, open_engine
+from hotlap.race.plan import make_plan
+from hotlap.race.progress import RaceProgress
+from hotlap.race.runner import Runner
+from hotlap.recipes import resolve
+from hotlap.runs.reader import RunFiles
+from tests.command import complaint, hotlap_here
+from tests.made_up_engine import MadeUpEngine
+from tests.training import PLAIN
+
+PLAN = make_plan(["softcap", "adamw"], "pico", 4, {"schedule.steps": 50, "schedule.warmup_steps": 0})
+NAMES = [start.name for round_ in PLAN.rounds() for start in round_]
+
+
+def task(root, name, *words, **changes):
+    config = resolve("softcap", "pico", {"schedule.steps": 50, **changes})
+    return Task(name, root / name, root / "logs" / f"{name}.txt", ("softcap", *words), config)
+
+
+def test_the_next_task_is_asked_for_only_when_there_is_room(tmp_path):
+    engine, asked = MadeUpEngine(slots=2), []
+
+    def tasks():
+        for number in range(5):
+            asked.append(len(engine.order))
+            yield task(tmp_path, str(number))
+
+    ended = [one.task.title for one in carry_out(engine, tasks())]
+    assert ended == ["0", "1", "2", "3", "4"]
+    assert asked == [0, 1, 2, 3, 4]
+    assert engine.most == 2
+
+
+def test_a_task_that_is_carried_out_already_is_not_started_again(tmp_path):
+    engine = MadeUpEngine(slots=3)
+    engine.start(task(tmp_path, "found"))
+    ended = [one.task.title for one in carry_out(engine, [task(tmp_path, name) for name in ("found", "new")])]
+    assert ended == ["found", "new"]
+    assert engine.order == ["found", "new"]
+
+
+def race(tmp_path, engine, work):
+    directory = RaceDirectory(tmp_path / "race")
+    directory.write_plan(PLAN)
+    with RaceProgress(PLAN, 0, io.StringIO()) as progress, engine:
+        return work(Runner(PLAN, directory, engine, progress))
+
+
+def test_a_race_fills_the_engine_in_the_order_of_its_rounds(tmp_path):
+    engine = MadeUpEngine(slots=3)
+    assert race(tmp_path, engine, Runner.run) == []
+    assert (engine.order, engine.most) == (NAMES, 3)
+
+
+def test_rounds_can_be_run_one_after_the_other_until_it_is_enough(tmp_path):
+    engine = MadeUpEngine(slots=8)
+
+    def two_rounds(runner):
+        for round_ in PLAN.rounds()[:2]:
+            runner.carry_out(round_)
+
+    race(tmp_path, engine, two_rounds)
+    assert (engine.order, engine.most) == (NAMES[:4], 2)
+
+
+def test_a_budget_counts_runs_that_train_at_the_same_time(tmp_path):
+    def within(budget_s, slots, at):
+        engine = MadeUpEngine(slots=slots)
+        engine.seconds = 60.0
+        race(tmp_path / at, engine, lambda runner: runner.run(budget_s))
+        return len(engine.order)
+
+    assert within(0.001, 8, "nothing") == 2
+    # The first round tells the pace; the others are started one by one while those before them train, of
+    # which half is said to be done.
+    assert within(100, 1, "one by one") == 2
+    assert within(100, 4, "four at once") == 8
+
+
+@pytest.mark.parametrize("on", ["moon", "local=here", ""])
+def test_an_engine_that_does_not_exist_is_refused(on, tmp_path):
+    arguments = ["race", "softcap", "--size", "pico", f"--on={on}", "--runs", str(tmp_path / "runs")]
+    assert "--on local" in complaint(hotlap_here(*arguments))
+    assert not (tmp_path / "runs").exists()
+
+
+# --- with real runs ---
+
+
+@pytest.mark.slow
+def test_local_runs_train_at_once_and_stop_with_a_checkpoint(tiny_data, tmp_path):
+    changes = {**PLAIN, "data.source": str(tiny_data), "schedule.steps": 100_000}
+    words = ["--size", "pico", *(f"--{name}={value}" for name, value in changes.items())]
+    tasks = [task(tmp_path, str(seed), *words, f"--seed={seed}", **changes) for seed in range(3)]
+    (tmp_path / "logs").mkdir()
+    said = []
+    engine = open_engine("local", tmp_path, None, said.append, at_once=2)
+
+    def stop_when_both_train():
+        shares = [one.share for one in engine.training()]
+        if len(shares) == 2 and min(shares) > 0:
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), engine:
+        next(carry_out(engine, tasks, stop_when_both_train))
+    assert engine.training() == []
+    assert time.monotonic() - began < 120
+    for one in tasks[:2]:
+        assert RunFiles(one.path).read_status() == "interrupted"
+        assert any(RunFiles(one.path).checkpoints.glob("step-*"))
+    assert not tasks[2].path.exists()
