@@ -31,7 +31,7 @@ PARTS = (
     *("step", "attention", "head", "head_traffic", "muon"),
     *("loader", "scaling", "contention", "start", "lap"),
 )
-LONG_PARTS = ("marks", "memory", "overlap")  # not run by default; overlap needs root
+LONG_PARTS = ("marks", "memory", "overlap", "fixed")  # not run by default; overlap needs root
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`; do not edit. Compare ratios within one run, not times across

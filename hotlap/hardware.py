@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -182,6 +182,17 @@ def _quota_cores() -> int | None:
         return max(1, math.ceil(int(quota_us) / int(period_us)))
     except (OSError, ValueError, ZeroDivisionError):
         return None  # no such file outside a container; "max" means no quota
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads inside the `with` block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def tune_malloc() -> None:

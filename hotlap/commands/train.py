@@ -188,13 +188,14 @@ def train_in_processes(
     from hotlap.distributed.process_group import check_slurm_tasks
     from hotlap.hardware import select_device
     from hotlap.runs.sinks import check_sinks
-    from hotlap.train.run import check_ranks, ensure_data
+    from hotlap.train.run import check_ranks, check_reduction, ensure_data
 
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")
-    select_device(config.runtime.device)
+    device = select_device(config.runtime.device)
     check_slurm_tasks(os.environ)
     check_ranks(config, args.procs)
+    check_reduction(config, device, args.procs)
     check_sinks(args.log)
     # Before the ranks start: a download may take longer than they wait for each other.
     ensure_data(config, console.print)

@@ -83,6 +83,12 @@ class Config:
             f" document_mask {str(self.attention.document_mask).lower()}",
             "change model.architecture or the attention settings",
         )
+        require(
+            self.runtime.reduction != "fixed" or self.batch.micro_sequences == 1,
+            "batch.micro_sequences of 1 with runtime.reduction fixed, which takes sequences one by one",
+            str(self.batch.micro_sequences),
+            "add --micro-sequences 1",
+        )
         if self.attention.window_unit == "blocks":
             require(
                 self.schedule.window_multiple_tokens == block,

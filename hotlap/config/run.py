@@ -101,9 +101,19 @@ class RuntimeConfig:
     )
     coordinate_descent: bool = setting(False, "CUDA: coordinate-descent tuning of compiled kernels")
     threads: int = setting(0, "CPU threads per process; 0: divide the cores among the processes")
+    reduction: Literal["averaged", "fixed"] = setting(
+        "averaged",
+        "gradients: averaged as they come; fixed: the same bits on any number of ranks and threads",
+    )
     on_nan: Literal["stop", "skip"] = setting("stop", "what to do when the loss is not finite")
     timeout_minutes: float = setting(10.0, "minutes that a rank waits for the others before the run ends")
 
     def __post_init__(self) -> None:
         require_not_negative(self, "threads")
         require_positive(self, "timeout_minutes")
+        require(
+            self.reduction != "fixed" or self.compile in ("auto", "off"),
+            "runtime.compile off with runtime.reduction fixed",
+            self.compile,
+            "leave out --compile",
+        )

@@ -32,7 +32,9 @@ class ValidationBatches:
         self.tokens_left_out = len(stream) - 1 - tokens  # targets of the split that are not evaluated
         self.stream = stream
         self.device = torch.device(device)
-        starts = range(rank * sequence_tokens, tokens, world_size * sequence_tokens)
+        self.num_sequences = -(-tokens // sequence_tokens)  # over all ranks
+        self.own_sequences = slice(rank, None, world_size)  # of them, those of this rank
+        starts = range(0, tokens, sequence_tokens)[self.own_sequences]
         self._sequences = [(start, min(sequence_tokens, tokens - start)) for start in starts]
 
     def __len__(self) -> int:

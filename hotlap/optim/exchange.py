@@ -111,7 +111,7 @@ def _start_exchange(own: Tensor, chunk: Chunk, process_group: dist.ProcessGroup 
     """Send the matrices that this rank owns, one after another in the vector `own`, and receive all."""
     flat = own.new_empty(len(chunk.members) * chunk.entries)
     if chunk.collective == "all-gather":
-        return _InFlight(flat, [_all_gather(flat, own, group=process_group, async_op=True)])
+        return _InFlight(flat, [all_gather(flat, own, group=process_group, async_op=True)])
     _owned_segment(flat, chunk, dist.get_rank(process_group)).copy_(own)
     works = []
     for owner in sorted(set(chunk.owners)):
@@ -132,7 +132,7 @@ def _flattened(stacks: Sequence[Tensor]) -> Tensor:
     return stacks[0].flatten() if len(stacks) == 1 else torch.cat([stack.flatten() for stack in stacks])
 
 
-def _all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
+def all_gather(gathered: Tensor, own: Tensor, **options: Any) -> Any:
     # Newer releases of torch renamed the function and warn about the old name. It is looked up here
     # because a torch built without distributed support has neither.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from torch import Tensor
 from hotlap.optim.newton_schulz import Coefficients, orthogonalize
 
 MomentumForm = Literal["lerp", "sum"]
+# As the builtin map; may compute several items at once.
+Map = Callable[[Callable[[int], Tensor], Iterable[int]], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,36 @@ class PlainMath:
             elif decay:
                 weight.mul_(1 - decay)
             weight.sub_(update, alpha=rate)
+
+
+class OneByOne(PlainMath):
+    """Each matrix on its own: its bits do not depend on what else its rank owns and computes."""
+
+    def __init__(self, math: PlainMath, map_matrices: Map = map) -> None:
+        self.math = math
+        self.map_matrices = map_matrices
+
+    def compute_updates(
+        self,
+        gradients: Sequence[Tensor],
+        buffer: Tensor,
+        momentum: float,
+        rule: UpdateRule,
+        parts: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        def of_one(index: int) -> Tensor:
+            own = buffer[index : index + 1]
+            return self.math.compute_updates([gradients[index]], own, momentum, rule, parts, dtype)
+
+        return torch.cat(list(self.map_matrices(of_one, range(len(gradients)))))
+
+    def update_weights(
+        self,
+        weights: Sequence[Tensor],
+        updates: Sequence[Tensor],
+        rates: Sequence[float],
+        decays: Sequence[float],
+        cautious: bool,
+    ) -> None:
+        self.math.update_weights(weights, updates, rates, decays, cautious)

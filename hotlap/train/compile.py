@@ -45,6 +45,9 @@ def choose_mode(
     asked = config.runtime.compile
     if asked != "auto":
         return CompileChoice(asked, "as configured")
+    if config.runtime.reduction == "fixed":
+        # What follows depends on the number of ranks and threads.
+        return CompileChoice("off", "auto: the reduction is fixed")
     if device.type == "cuda" and world_size > 1:
         return CompileChoice("parts", "auto: gradients are reduced while the backward runs")
     if device.type == "cuda":

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hotlap.config import EvaluationConfig
+from hotlap.data.loader import Batch
 from hotlap.data.validation import ValidationBatches
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.flops import bits_per_byte
+
+# As the builtin map; may compute several batches at once.
+Map = Callable[[Callable[[Batch], Tensor], Iterable[Batch]], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -19,20 +25,29 @@ class Evaluation:
     bpb: float | None  # bits per byte; None if the number of bytes is unknown
 
 
-@torch.no_grad()
-def evaluate(batch_loss: BatchLoss, batches: ValidationBatches, bytes_per_token: float | None) -> Evaluation:
+def evaluate(
+    batch_loss: BatchLoss,
+    batches: ValidationBatches,
+    bytes_per_token: float | None,
+    map_batches: Map = map,
+) -> Evaluation:
     """Each rank evaluates its sequences; all ranks return the same result. A collective."""
-    sums = []
-    for batch in batches:
+
+    @torch.no_grad()  # not around the call: each thread has its own mode
+    def loss_of(batch: Batch) -> Tensor:
         tokens, targets = batch.inputs.flatten(), batch.targets.flatten()
-        sums.append(batch_loss(tokens, targets, batch.chunk_tokens, reduction="sum"))
-    # Summed in float64, so that the result does not depend on how sequences are split across ranks.
-    # Summed on the CPU, because some devices have no float64.
-    nats = torch.stack(sums).cpu().double().sum() if sums else torch.zeros((), dtype=torch.float64)
+        return batch_loss(tokens, targets, batch.chunk_tokens, reduction="sum")
+
+    # On the CPU, because some devices have no float64.
+    of_sequences = torch.zeros(batches.num_sequences, dtype=torch.float64)
+    sums = list(map_batches(loss_of, batches))
+    if sums:
+        of_sequences[batches.own_sequences] = torch.stack(sums).cpu().double()
     if dist.is_initialized():
-        nats = nats.to(batches.device)
-        dist.all_reduce(nats)
-    loss = nats.item() / batches.tokens
+        # Each is summed with zeros: then all ranks add them up in the same order as a single process.
+        of_sequences = of_sequences.to(batches.device)
+        dist.all_reduce(of_sequences)
+    loss = of_sequences.sum().item() / batches.tokens
     return Evaluation(loss, bits_per_byte(loss, bytes_per_token) if bytes_per_token else None)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from hotlap import __version__
 from hotlap.config import Config
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
@@ -35,7 +33,7 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
     lines = [
         f"hotlap {__version__}: {config.recipe} at {config.size}, seed {config.seed}, into {directory}",
         f"device     {world.world_size} × {world.device.type} ({device_name(world.device)}),"
-        f" {torch.get_num_threads()} threads each, matmul peak {peak}",
+        f" {lap.threads} threads each, matmul peak {peak}",
         f"precision  {described_precision(lap)}, float32 weights; embeddings"
         f" {str(next(lap.model.embed.parameters()).dtype).removeprefix('torch.')}",
         f"attention  {lap.backend.name} backend; compile {lap.compiled.mode} ({lap.compiled.reason})",
@@ -51,6 +49,12 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f" bytes per token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
         f"checkpoint {config.checkpoint.describe(world.world_size)}",
     ]
+    if lap.workers is not None:
+        at_once = min(sequences, lap.workers.count)
+        lines.append(
+            f"reduction  fixed: the same bits on 1, 2, 4, … ranks and any number of threads; {at_once} of a"
+            f" rank's {sequences} sequences at a time, each on one thread"
+        )
     if progress.step:
         lines.append(f"resumed    at step {progress.step}, {progress.training_s:.1f} s of training done")
     return lines

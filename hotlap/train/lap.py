@@ -7,6 +7,7 @@ same data; with several ranks the model is also wrapped in DistributedDataParall
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from hotlap.data.stream import TokenStream, open_split
 from hotlap.data.validation import ValidationBatches, validation_batches
 from hotlap.distributed.process_group import Distributed, broadcast_from_main
 from hotlap.errors import DataError
-from hotlap.hardware import select_precision
+from hotlap.hardware import select_precision, torch_threads
 from hotlap.model import GPT, GPT2, build_model
 from hotlap.model.roles import parameter_roles
+from hotlap.optim.muon import Muon
+from hotlap.optim.muon_math import OneByOne
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
@@ -43,6 +46,7 @@ from hotlap.train.compile import (
 )
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
+from hotlap.train.workers import Workers
 
 GPT2_END_OF_TEXT = 50256
 MIN_BUCKET_MIB, MAX_BUCKET_MIB = 1, 25
@@ -58,12 +62,14 @@ class Lap:
     model: GPT | GPT2
     masking: Masking
     batch_loss: BatchLoss
-    module: nn.Module  # `batch_loss`, wrapped in DDP if there are several ranks
+    module: nn.Module  # `batch_loss`, wrapped in DDP if it averages the gradients of several ranks
     routing: Routing
     optimizers: list[torch.optim.Optimizer]
     installed: kernels.Installed
     compiled: CompileChoice
     peak_gflops: float | None
+    threads: int
+    workers: Workers | None  # that compute in these threads if the reduction is fixed
 
 
 @dataclass
@@ -80,6 +86,10 @@ class Data:
 
 def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
     device = distributed.device
+    threads, workers = torch.get_num_threads(), None
+    if config.runtime.reduction == "fixed":
+        workers = Workers(threads)
+        torch.set_num_threads(1)
     dtype = select_precision(config.runtime.precision, device)
     backend = kernels.choose_backend(
         config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config)
@@ -101,10 +111,13 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         compiles_loss=compiles_loss(config, device),
         compiles_optimizers=compiles_optimizers(config, device),
     )
-    peak = peak_gflops(device, dtype)
-    threads = torch.get_num_threads() * distributed.world_size
+    if workers is not None:
+        compute_one_by_one(optimizers, workers)
+    with torch_threads(threads):
+        peak = peak_gflops(device, dtype)
+    all_threads = threads * distributed.world_size
     compiled = broadcast_from_main(
-        choose_mode(config, device, dtype, threads, installed, distributed.world_size)
+        choose_mode(config, device, dtype, all_threads, installed, distributed.world_size)
     )
     batch_loss = BatchLoss(model, masking)
     if compiled.mode != "off":
@@ -114,7 +127,7 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
             if compiles_optimizers(config, device):
                 warm_up_muon(optimizers)
     module: nn.Module = batch_loss
-    if distributed.world_size > 1:
+    if distributed.world_size > 1 and workers is None:
         module = wrap_ddp(batch_loss, device, bucket_size_mib(model.blocks))
     return Lap(
         config=config,
@@ -131,7 +144,16 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         installed=installed,
         compiled=compiled,
         peak_gflops=peak,
+        threads=threads,
+        workers=workers,
     )
+
+
+def compute_one_by_one(optimizers: Sequence[torch.optim.Optimizer], workers: Workers) -> None:
+    """Make Newton-Schulz independent of who computes a matrix, and beside what."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, Muon):
+            optimizer.math = OneByOne(optimizer.math, workers.map)
 
 
 def wrap_ddp(module: nn.Module, device: torch.device, bucket_mib: int) -> DistributedDataParallel:

@@ -11,7 +11,6 @@ checkpoint all steps have been read, so that neither follows from a loss that is
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from hotlap.config import EvaluationConfig
 from hotlap.distributed.process_group import broadcast_from_main
@@ -34,6 +32,7 @@ from hotlap.runs.recorder import Recorder
 from hotlap.train.clock import Clock
 from hotlap.train.evaluation import Evaluation, evaluate, reaches_target
 from hotlap.train.flops import peak_memory_mib
+from hotlap.train.gradients import averaged, summed_in_order
 from hotlap.train.lap import Lap
 from hotlap.train.readback import Readback
 from hotlap.train.snapshot import Snapshots, TrainingProgress
@@ -141,26 +140,9 @@ class Trainer:
             self._record(step)
 
     def _accumulate_gradients(self) -> Tensor:
-        """Backpropagate the mean loss over this rank's tokens. Returns that loss, detached."""
+        """The loss, detached: of this rank's tokens, or of all ranks' if the reduction is fixed."""
         lap = self.lap
-        batch = lap.data.loader.next()
-        micro = lap.config.batch.micro_sequences
-        starts = range(0, len(batch.inputs), micro)
-        total = torch.zeros((), device=lap.distributed.device)
-        for start in starts:
-            inputs, targets = batch.inputs[start : start + micro], batch.targets[start : start + micro]
-            last = start == starts[-1]
-            with contextlib.nullcontext() if last else self._no_sync():
-                share = len(inputs) / len(batch.inputs)
-                chunk_tokens = batch.chunk_tokens or inputs.size(1)
-                loss = share * lap.module(inputs.flatten(), targets.flatten(), chunk_tokens)
-                loss.backward()
-            total += loss.detach()
-        return total
-
-    def _no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        module = self.lap.module
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
+        return averaged(lap) if lap.workers is None else summed_in_order(lap, lap.workers)
 
     def _reduced_figures(self, loss: Tensor, norm: Tensor | None) -> Tensor:
         """(4,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the
@@ -173,7 +155,7 @@ class Trainer:
         figures = torch.stack([loss, *flags]).float()
         if dist.is_initialized():
             dist.all_reduce(figures)
-            figures[0] /= dist.get_world_size()
+            figures[0] = figures[0] / dist.get_world_size() if self.lap.workers is None else loss
         last = torch.zeros_like(loss) if norm is None else norm
         return torch.cat([figures, last.float()[None]])
 
@@ -231,7 +213,12 @@ class Trainer:
     def _validate(self) -> None:
         lap, progress = self.lap, self.progress
         with self.clock.phase("validation"):
-            evaluation = evaluate(lap.batch_loss, lap.data.validation, lap.data.bytes_per_token)
+            evaluation = evaluate(
+                lap.batch_loss,
+                lap.data.validation,
+                lap.data.bytes_per_token,
+                lap.workers.map if lap.workers else map,
+            )
         progress.evaluation, progress.evaluated_step = evaluation, progress.step
         self._ends_at_target = ends_at_target(evaluation, lap.config.evaluation)
         self.recorder.validated(

@@ -21,7 +21,7 @@ from hotlap.config import Config, EvaluationConfig
 from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
-from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError
+from hotlap.errors import CheckpointError, ConfigError, DataError, DeviceError, DivergenceError
 from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import Say, silent
@@ -73,6 +73,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     device = select_device(config.runtime.device)
     place = read_environment(device.type, os.environ)
     check_ranks(config, place.world_size)
+    check_reduction(config, device, place.world_size)
     check_sinks(options.sinks)
     set_up_process(config, place)
     with ExitStack() as stack:
@@ -89,6 +90,8 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             dist.barrier()
         lap = build_lap(config, directory, distributed, clock)
         stack.callback(lap.data.loader.close)
+        if lap.workers is not None:
+            stack.callback(lap.workers.close)
         progress = restore(lap, options.resume_from) if options.resume_from else TrainingProgress()
         check_same_start(lap, progress)
         clock.go_on_from({**progress.other_s, "training": progress.training_s})
@@ -119,6 +122,24 @@ def check_ranks(config: Config, world_size: int) -> None:
             found=f"{world_size} processes",
             do=f"use one of {[n for n in range(1, sequences + 1) if sequences % n == 0]},"
             " or change batch.tokens_per_step or batch.sequence_tokens",
+        )
+
+
+def check_reduction(config: Config, device: torch.device, world_size: int) -> None:
+    """Refuse a fixed reduction where sums would depend on the number of ranks after all."""
+    if config.runtime.reduction != "fixed":
+        return
+    if device.type != "cpu":
+        raise DeviceError(
+            expected="device cpu for runtime.reduction fixed",
+            found=f"{device.type}, whose sums are not known to be the same bits each time",
+            do="add --device cpu, or leave out --reduction",
+        )
+    if world_size & (world_size - 1):
+        raise ConfigError(
+            expected="1, 2, 4 or another power of two of processes for runtime.reduction fixed",
+            found=f"{world_size} processes",
+            do="use one of these, or leave out --reduction",
         )
 
 
@@ -236,7 +257,7 @@ def full_environment(lap: Lap) -> dict[str, Any]:
             kernels=lap.installed.as_json(),
             compile_mode=lap.compiled.mode,
             world_size=lap.distributed.world_size,
-            threads=torch.get_num_threads(),
+            threads=lap.threads,
         ),
         "peak_gflops": lap.peak_gflops,
         "data": {
