@@ -54,6 +54,10 @@ class ConnectionLostError(TrainingError):
     """A rank that waited in vain for the others. Often the consequence of an error on another rank."""
 
 
+class SilentRankError(TrainingError):
+    """A rank without a sign of life. The error names it, whichever rank noticed."""
+
+
 class DivergenceError(TrainingError):
     """A run whose loss is no longer finite. A race counts it as a result."""
 

@@ -160,7 +160,7 @@ def test_a_fixed_reduction_trains_as_an_averaged_one(tiny_data):
 
 
 def test_what_cannot_hold_is_refused(tiny_data):
-    config = pico(tiny_data, 1, batch__sequence_tokens=128, batch__tokens_per_step=1536)
+    config = pico(tiny_data, 1, batch__sequence_tokens=256, batch__tokens_per_step=1536)
     fixed = updated(config, {"runtime.reduction": "fixed"})
     check_ranks(fixed, 3)
     check_reduction(config, CPU, 3)
@@ -176,7 +176,7 @@ def test_what_cannot_hold_is_refused(tiny_data):
 
 
 def test_the_command_refuses_before_ranks_start(tiny_data, tmp_path):
-    words = command(tiny_data, 1, "--sequence-tokens", "128", "--tokens-per-step", "1536")
+    words = command(tiny_data, 1, "--batch.sequence-tokens", "256", "--batch.tokens-per-step", "1536")
     refused = hotlap_here(*words, "--reduction", "fixed", "--procs", "3", cwd=tmp_path)
     assert "found 3 processes" in complaint(refused)
 
@@ -186,7 +186,7 @@ def test_the_command_refuses_before_ranks_start(tiny_data, tmp_path):
 @pytest.mark.parametrize("size", ["pico", "nano"])
 def test_files_of_final_weights_are_equal(tmp_path, size, precision):
     """On 1, 2 and 4 ranks with 1, 2 and 3 threads each, after 30 steps of four sequences."""
-    words = ["train", "softcap", "--size", size, "--steps", "30", "--sequence-tokens", "512"]
+    words = ["train", "softcap", "--size", size, "--steps", "30", "--batch.sequence-tokens", "512"]
     words += ["--evaluation.tokens", "4096", "--precision", precision, "--reduction", "fixed"]
     files = set()
     for ranks, threads in itertools.product((1, 2, 4), (1, 2, 3)):

@@ -16,8 +16,8 @@ from torch import nn
 
 from hotlap.attention.dense import DenseBackend
 from hotlap.cli import dispatch
-from hotlap.commands.train import leave_at_once
 from hotlap.config import ModelConfig
+from hotlap.distributed.leaving import leave_at_once
 from hotlap.distributed.process_group import process_group
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError

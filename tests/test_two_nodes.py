@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hotlap.runs import checkpoint as store
@@ -57,18 +58,25 @@ class Job:
         return metrics.read_text().count('"kind": "train"') if metrics.exists() else 0
 
     def wait_for_step(self, step: int) -> None:
-        self._wait_for(lambda: self.steps_done() >= step)
+        self.wait_for(lambda: self.steps_done() >= step)
 
     def wait_for_complaints(self) -> None:
         """Until each rank has said why it ends."""
-        self._wait_for(lambda: all("hotlap: " in log.read_text() for log in self.logs))
+        self.wait_for(lambda: all("hotlap: " in log.read_text() for log in self.logs))
 
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + ENDS_WITHIN_S
         while not condition():
             assert time.monotonic() < deadline, self.output()
             assert None in [agent.poll() for agent in self.agents], self.output()
             time.sleep(0.05)
+
+    def complaints(self) -> list[str]:
+        """The one line that each rank has said."""
+        texts = [log.read_text() for log in self.logs]
+        lines = [[line for line in text.splitlines() if line.startswith("hotlap: ")] for text in texts]
+        assert [len(said) for said in lines] == [1] * NUM_NODES, self.output()
+        return [said for (said,) in lines]
 
     def exit_codes(self) -> list[int]:
         return [agent.wait(timeout=ENDS_WITHIN_S) for agent in self.agents]
@@ -124,12 +132,10 @@ def test_a_long_cut_ends_both_nodes_with_a_clear_line_and_the_run_goes_on(nodes,
             nodes.mend()
         # Not before: torchrun itself waits for the first node as long as TCP sends again.
         assert all(job.exit_codes()), job.output()
-    for rank, log in enumerate(job.logs):
-        lines = [line for line in log.read_text().splitlines() if line.startswith("hotlap: ")]
-        assert len(lines) == 1, job.output()
-        assert f"expected rank {rank} of 2 to reach all others within {TIMEOUT_MINUTES:g} minutes" in lines[0]
-        assert "found the connection lost (" in lines[0]
-        assert "`--resume`" in lines[0]
+    for rank, line in enumerate(job.complaints()):
+        assert f"expected a sign of life of every rank within {TIMEOUT_MINUTES:g} minutes" in line
+        assert f"found none of rank {1 - rank} (process " in line
+        assert "`--resume`" in line
     saved = store.load_latest(job.run / "checkpoints")[0].step
     assert 0 < saved < STEPS
     with started(nodes, tmp_path, ["train", "--resume", "runs/run"]) as job:
@@ -137,3 +143,19 @@ def test_a_long_cut_ends_both_nodes_with_a_clear_line_and_the_run_goes_on(nodes,
     assert losses(job.run) == losses(uncut)
     weights, uncut_weights = final_weights(job.run), final_weights(uncut)
     assert all(weights[name].equal(weight) for name, weight in uncut_weights.items())
+
+
+def test_a_stopped_rank_is_named_on_both_nodes(nodes, tiny_data, tmp_path):
+    words = training(tiny_data, "--name", "run", "--timeout-minutes", str(TIMEOUT_MINUTES))
+    with started(nodes, tmp_path, words) as job:
+        job.wait_for_step(15)
+        (worker,) = [one for one in psutil.Process(job.agents[1].pid).children() if "hotlap" in one.cmdline()]
+        worker.suspend()
+        try:
+            job.wait_for(lambda: "hotlap: " in job.logs[0].read_text())
+        finally:
+            worker.resume()
+        job.wait_for_complaints()
+        said, said_itself = job.complaints()
+    assert f"found none of rank 1 (process {worker.pid} on " in said
+    assert "found rank 1, this process, stopped for " in said_itself

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +26,7 @@ from hotlap.commands.resume import (
     resumed_config,
 )
 from hotlap.config import Config
-from hotlap.errors import BUG, INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
+from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
@@ -38,7 +36,7 @@ from hotlap.settings import (
     shown,
     to_json,
 )
-from hotlap.terminal import make_console, printable
+from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
     from hotlap.runs.directory import RunDirectory
@@ -74,6 +72,8 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if "RANK" in os.environ:
+        from hotlap.distributed.leaving import leave_at_once
+
         leave_at_once(exit_code(lambda: train(args)))
     return train(args)
 
@@ -185,6 +185,7 @@ def train_in_processes(
     args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
 ) -> NoReturn:
     from hotlap.distributed.launch import launch
+    from hotlap.distributed.leaving import leave_at_once
     from hotlap.distributed.process_group import check_slurm_tasks
     from hotlap.hardware import select_device
     from hotlap.runs.sinks import check_sinks
@@ -218,32 +219,17 @@ def words_of_rank(args: argparse.Namespace, point: ResumePoint | None) -> list[s
 
 def exit_code(work: Callable[[], int]) -> int:
     """The exit code of a process that ends by `leave_at_once`; errors are printed here, not raised."""
-    from hotlap.distributed.launch import tell_launcher
+    from hotlap.distributed.leaving import leave_with
 
     try:
         return work()
     except HotlapError as mistake:
-        if not tell_launcher(mistake):
-            print(f"hotlap: {printable(str(mistake))}", file=sys.stderr)  # noqa: T201
-        return USER_MISTAKE
+        leave_with(mistake)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseException:
         traceback.print_exc()
         return BUG
-
-
-def leave_at_once(code: int) -> NoReturn:
-    """End one of several processes, or their launcher, without Python's own shutdown.
-
-    Threads of torch may still be receiving from other processes, and then the shutdown aborts or hangs. All
-    files are already written.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        # The reader of a pipe may have ended.
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(code)
 
 
 def train_here(

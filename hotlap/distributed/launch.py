@@ -32,6 +32,7 @@ from hotlap.errors import (
     USER_MISTAKE,
     ConnectionLostError,
     HotlapError,
+    SilentRankError,
     TrainingError,
 )
 
@@ -151,7 +152,8 @@ def tell_launcher(error: HotlapError) -> bool:
     path, rank = os.environ.get(FAILURE_FILE_VARIABLE), os.environ.get("RANK")
     if path is None or rank is None:
         return False
-    reason = {"rank": rank, "expected": error.expected, "found": error.found, "do": error.do}
+    found = error.found if isinstance(error, SilentRankError) else f"on rank {rank} {error.found}"
+    reason = {"expected": error.expected, "found": found, "do": error.do}
     temporary = Path(f"{path}.{rank}")
     is_result = isinstance(error, ConnectionLostError)
     try:
@@ -172,8 +174,7 @@ def read_failure(failure_file: Path) -> TrainingError | None:
     """The error that a rank wrote to the failure file; None if there is no readable one."""
     try:
         reason = json.loads(failure_file.read_text())
-        found = f"on rank {reason['rank']} {reason['found']}"
-        return TrainingError(expected=reason["expected"], found=found, do=reason["do"])
+        return TrainingError(expected=reason["expected"], found=reason["found"], do=reason["do"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from hotlap.distributed.heartbeat import Heartbeat
+from hotlap.distributed.leaving import leave_with
 from hotlap.errors import ConfigError, ConnectionLostError, DeviceError
 
 T = TypeVar("T")
@@ -93,11 +96,37 @@ def process_group(device_type: str, timeout: timedelta = timedelta(minutes=10)) 
             device_id=distributed.device if on_cuda else None,
         )
         try:
-            dist.barrier()
-            yield distributed
+            with name_silent_ranks(distributed, timeout):
+                yield distributed
         finally:
             _destroyed_groups.append(dist.group.WORLD)
             dist.destroy_process_group()
+
+
+@contextmanager
+def name_silent_ranks(distributed: Distributed, timeout: timedelta) -> Iterator[None]:
+    """Wait for all ranks, then end the process with a line that names a rank as soon as one hangs.
+
+    The line is also the reason that is given if a collective fails while a rank is silent.
+    """
+    if distributed.world_size == 1:
+        yield
+        return
+    # A connection of its own: the group's waits in the store while ranks connect to each other.
+    stores: Any = dist  # which does not export them to type checkers
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = stores.TCPStore(address, port, timeout=timeout, wait_for_workers=False)
+    # The store may outlive a group, and be that of the next one.
+    signs = stores.PrefixStore(f"hotlap/{broadcast_from_main(uuid.uuid4().hex)}", store)
+    with Heartbeat(signs, distributed.rank, distributed.world_size, timeout, leave_with) as heartbeat:
+        dist.barrier()
+        try:
+            yield
+        except RuntimeError as error:
+            culprit = heartbeat.find_culprit() if is_lost_connection(error) else None
+            if culprit is None:
+                raise
+            raise culprit from error
 
 
 @contextmanager
