@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         bpb, text_bytes = result["bpb"], result["bytes"]
         table.add_row(
             result["data"],
-            f"{result['loss']:.4f}",
+            "no validation split" if result["loss"] is None else f"{result['loss']:.4f}",
             "unknown" if bpb is None else f"{bpb:.4f}",
             f"{result['tokens']:,}",
             f"{result['tokens_left_out']:,}",
@@ -81,12 +81,12 @@ def training_directory(loaded: LoadedModel) -> Path:
     return directory
 
 
-def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream:
-    """The validation split; refused if its tokenizer is not the model's."""
-    from hotlap.data.stream import open_split
+def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream | None:
+    """The validation split, None if there is none; refused if its tokenizer is not the model's."""
+    from hotlap.train import lap
 
-    val = open_split(directory, "val", vocab_size=loaded.config.model.vocab_size)
-    if val.manifest is not None and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint:
+    val = lap.open_validation(directory, loaded.config.model.vocab_size)
+    if val is not None and val.manifest is not None and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint:
         raise DataError(
             expected=f"data for the model's tokenizer {loaded.tokenizer.name}"
             f" ({loaded.tokenizer.fingerprint[:16]}…)",
@@ -108,13 +108,17 @@ def install_kernels(loaded: LoadedModel) -> Backend:
     return backend
 
 
-def measure(loaded: LoadedModel, backend: Backend, val: TokenStream, tokens: int | None) -> dict[str, Any]:
-    from hotlap.data.validation import validation_batches
+def measure(
+    loaded: LoadedModel, backend: Backend, val: TokenStream | None, tokens: int | None
+) -> dict[str, Any]:
+    from hotlap.data.validation import BLOCK_TOKENS, validation_batches
     from hotlap.train.batch_loss import BatchLoss
     from hotlap.train.evaluation import evaluate
     from hotlap.train.lap import bytes_per_token, end_of_text_of
     from hotlap.train.masking import Masking
 
+    if val is None or len(val) <= BLOCK_TOKENS:
+        return {"loss": None, "bpb": None, "tokens": 0, "tokens_left_out": 0, "bytes": None}
     config = loaded.config
     masking = Masking(config, backend, end_of_text_of(val, config.data.tokenizer), loaded.device)
     masking.set_step(loaded.step)

@@ -278,10 +278,9 @@ def finish(result: Result, directory: RunDirectory, console: Console) -> None:
 def results_table(summary: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     seconds = "  ".join(f"{phase} {value:.1f} s" for phase, value in summary["seconds"].items())
-    bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
     share = "unknown fraction" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
     rows = {
-        "validation": f"loss {summary['val_loss']:.4f}, bits per byte {bpb}",
+        "validation": validation_line(summary),
         "target": target_line(summary["target"]),
         "tokens": f"{summary['tokens']:,} in {summary['steps']} steps",
         "speed": f"{summary['tokens_per_s']:,.0f} tokens per second, {share} of the matmul peak",
@@ -292,6 +291,13 @@ def results_table(summary: dict[str, Any]) -> Table:
         if value:
             table.add_row(label, value)
     return table
+
+
+def validation_line(summary: dict[str, Any]) -> str:
+    if summary["val_loss"] is None:
+        return "none: the data has no validation split" if summary["val_tokens"] == 0 else "not finite"
+    bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
+    return f"loss {summary['val_loss']:.4f}, bits per byte {bpb}"
 
 
 def target_line(target: dict[str, Any] | None) -> str:

@@ -129,6 +129,7 @@ def as_lines(found: Inspection) -> list[str]:
         lines += [f"settings   {name} = {value}" for name, value in manifest.settings.items()]
         lines += [f"note       {name.replace('_', ' ')}: {n:,}" for name, n in manifest.counters.items()]
     lines += [split_line(split) for split in found.splits]
+    lines += [f"{name:<10} none" for name in SPLITS if name not in [split.name for split in found.splits]]
     lines += [
         f"shard      {shard['file']}: {shard['tokens']:,} tokens"
         + (f", sha256 {shard['sha256'][:16]}… verified" if found.verified else ", not verified")
@@ -141,6 +142,8 @@ def as_lines(found: Inspection) -> list[str]:
 
 
 def split_line(split: Split) -> str:
+    if not split.shards:
+        return f"{split.name:<10} none"
     documents = "documents unknown" if split.documents is None else f"{split.documents:,} documents"
     text = "bytes unknown" if split.text_bytes is None else f"{split.text_bytes:,} bytes of text"
     ratio = "" if split.text_bytes is None else f" ({split.text_bytes / split.tokens:.2f} bytes per token)"

@@ -15,6 +15,10 @@ from hotlap.data.stream import TokenStream
 from hotlap.errors import ConfigError, DataError
 
 
+# Attention is masked in blocks: sequences are whole numbers of them.
+BLOCK_TOKENS = 128
+
+
 class ValidationBatches:
     """Can be iterated repeatedly. Each batch is one sequence; the last one may be shorter."""
 
@@ -55,7 +59,7 @@ def validation_batches(
     rank: int = 0,
     world_size: int = 1,
     *,
-    block_tokens: int = 128,
+    block_tokens: int = BLOCK_TOKENS,
     device: torch.device | str = "cpu",
 ) -> ValidationBatches:
     """Batches over the first `tokens` targets of a split, or over the whole split if None.

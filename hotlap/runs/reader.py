@@ -133,7 +133,8 @@ def status_of(summary: Mapping[str, Any] | None) -> RunStatus:
         return RunStatus.RUNNING
     status = RunStatus(summary["status"])
     # A run that skips steps without a finite loss does all its steps, but may still have diverged.
-    is_finite = summary.get("val_loss", 0.0) is not None
+    # A run without validation has no loss to tell by.
+    is_finite = summary.get("val_loss", 0.0) is not None or summary.get("val_tokens") == 0
     return RunStatus.DIVERGED if status is RunStatus.FINISHED and not is_finite else status
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hotlap import __version__
 from hotlap.config import Config
+from hotlap.data.validation import BLOCK_TOKENS
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
-from hotlap.train.lap import Lap
+from hotlap.train.lap import Data, Lap
 from hotlap.train.snapshot import TrainingProgress
 
 
@@ -23,6 +24,18 @@ def described_sequences(config: Config) -> str:
     """The length of validation sequences, if it differs from that of training sequences."""
     tokens = config.validation_sequence_tokens
     return f" in sequences of {tokens:,}" if tokens != config.batch.sequence_tokens else ""
+
+
+def described_validation(config: Config, data: Data) -> str:
+    if data.val is None:
+        return "none: the data has no validation split; losses are of training text only"
+    if data.validation is None:
+        return f"none: the split has {len(data.val):,} tokens, fewer than a block of {BLOCK_TOKENS} and one more"
+    bytes_per_token = f"{data.bytes_per_token:.3f}" if data.bytes_per_token else "unknown"
+    return (
+        f"{data.validation.tokens:,} tokens{described_sequences(config)},"
+        f" {data.validation.tokens_left_out:,} left out; bytes per token {bytes_per_token}"
+    )
 
 
 def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[str]:
@@ -44,9 +57,7 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f" {micro_batches} micro-batches; {config.schedule.steps} steps",
         f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
         f" {data.loader.tokens_dropped_per_epoch:,} dropped per epoch",
-        f"validation {data.validation.tokens:,} tokens{described_sequences(config)},"
-        f" {data.validation.tokens_left_out:,} left out;"
-        f" bytes per token {f'{data.bytes_per_token:.3f}' if data.bytes_per_token else 'unknown'}",
+        f"validation {described_validation(config, data)}",
         f"checkpoint {config.checkpoint.describe(world.world_size)}",
     ]
     if lap.workers is not None:

@@ -21,8 +21,9 @@ from hotlap.attention import Backend
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import Tokenizer, load_tokenizer
 from hotlap.data.loader import Loader
+from hotlap.data.manifest import read_manifest
 from hotlap.data.stream import TokenStream, open_split
-from hotlap.data.validation import ValidationBatches, validation_batches
+from hotlap.data.validation import BLOCK_TOKENS, ValidationBatches, validation_batches
 from hotlap.distributed.process_group import Distributed, broadcast_from_main
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision, torch_threads
@@ -76,9 +77,9 @@ class Lap:
 class Data:
     directory: Path
     train: TokenStream
-    val: TokenStream
+    val: TokenStream | None  # None if the data has no validation split
     loader: Loader
-    validation: ValidationBatches
+    validation: ValidationBatches | None  # None also if the split is shorter than a block
     end_of_text: int
     bytes_per_token: float | None  # of the validation split
     tokenizer: Tokenizer | None  # None if the data has none
@@ -203,7 +204,7 @@ def route_parameters(model: GPT | GPT2, config: Config, world_size: int) -> Rout
 def open_data(config: Config, directory: Path, distributed: Distributed) -> Data:
     vocab_size = config.model.vocab_size
     train = open_split(directory, "train", vocab_size=vocab_size)
-    val = open_split(directory, "val", vocab_size=vocab_size)
+    val = open_validation(directory, vocab_size)
     end_of_text = end_of_text_of(train, config.data.tokenizer)
     batch = config.batch
     loader = Loader(
@@ -218,14 +219,17 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
         seed=config.seed,
         device=distributed.device,
     )
-    validation = validation_batches(
-        val,
-        config.evaluation.tokens,
-        config.validation_sequence_tokens,
-        distributed.rank,
-        distributed.world_size,
-        device=distributed.device,
-    )
+    validation = None
+    if val is not None and len(val) > BLOCK_TOKENS:
+        validation = validation_batches(
+            val,
+            config.evaluation.tokens,
+            config.validation_sequence_tokens,
+            distributed.rank,
+            distributed.world_size,
+            device=distributed.device,
+        )
+    check_target(config, validation, directory)
     return Data(
         directory,
         train,
@@ -233,9 +237,27 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
         loader,
         validation,
         end_of_text,
-        bytes_per_token(val, config.data.bytes_per_token),
+        bytes_per_token(val, config.data.bytes_per_token) if val is not None else None,
         load_tokenizer(directory) if train.manifest and train.manifest.tokenizer.file else None,
     )
+
+
+def open_validation(directory: Path, vocab_size: int) -> TokenStream | None:
+    """The validation split, or None if the data was prepared without one."""
+    manifest = read_manifest(directory)
+    if manifest is not None and not manifest.of_split("val"):
+        return None
+    return open_split(directory, "val", vocab_size=vocab_size)
+
+
+def check_target(config: Config, validation: ValidationBatches | None, directory: Path) -> None:
+    settings = config.evaluation
+    if validation is None and (settings.target_loss, settings.target_bpb) != (None, None):
+        raise DataError(
+            expected="a validation split, to tell when the run reaches its target",
+            found=f"none in {directory}",
+            do="train without a target, or prepare the data with --val-fraction",
+        )
 
 
 def end_of_text_of(stream: TokenStream, tokenizer: str) -> int:

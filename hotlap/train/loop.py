@@ -212,6 +212,10 @@ class Trainer:
 
     def _validate(self) -> None:
         lap, progress = self.lap, self.progress
+        if lap.data.validation is None:
+            progress.evaluated_step = progress.step
+            self._sample()
+            return
         with self.clock.phase("validation"):
             evaluation = evaluate(
                 lap.batch_loss,
@@ -240,8 +244,7 @@ class Trainer:
         quarter = 4 * progress.step // self.lap.config.schedule.steps
         if tokenizer is None or not (quarter > self._quarters_sampled or self._ends_at_target):
             return
-        assert progress.evaluation is not None, "samples follow a validation"
-        if not math.isfinite(progress.evaluation.loss):
+        if progress.evaluation is not None and not math.isfinite(progress.evaluation.loss):
             return
         self._quarters_sampled = quarter
         if self.lap.distributed.is_main:

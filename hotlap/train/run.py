@@ -265,8 +265,8 @@ def full_environment(lap: Lap) -> dict[str, Any]:
             "directory": without_home(str(lap.data.directory.resolve())),
             "fingerprint": lap.data.train.fingerprint,
             "train_tokens": len(lap.data.train),
-            "val_tokens": lap.data.validation.tokens,
-            "val_bytes": lap.data.val.text_bytes,
+            "val_tokens": lap.data.validation.tokens if lap.data.validation else 0,
+            "val_bytes": lap.data.val.text_bytes if lap.data.val else None,
             "tokenizer": manifest.tokenizer.name if manifest else None,
         },
         "model": {
@@ -302,6 +302,7 @@ def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -
         "tokens": progress.tokens,
         "val_loss": evaluation.loss if evaluation else None,
         "val_bpb": evaluation.bpb if evaluation else None,
+        "val_tokens": lap.data.validation.tokens if lap.data.validation else 0,
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_s": tokens_per_s,
         "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size) if peak else None,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hotlap.config import CheckpointConfig
 from hotlap.data.order import LoaderState
+from hotlap.data.stream import TokenStream
 from hotlap.errors import CheckpointError
 from hotlap.optim.state import gather_state, restore_state
 from hotlap.runs import checkpoint as store
@@ -92,7 +93,7 @@ def describe(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
         "progress": asdict(progress),
         "loader": {"position": position.position, "epoch": position.epoch},
         "data": lap.data.train.fingerprint,
-        "validation_data": lap.data.val.fingerprint,
+        "validation_data": fingerprint_of(lap.data.val),
         "tokenizer": lap.data.tokenizer.fingerprint if lap.data.tokenizer else None,
         "world_size": lap.distributed.world_size,
         "val_loss": val_loss_now(progress),
@@ -140,12 +141,16 @@ def check_same_data(lap: Lap, saved: store.Checkpoint) -> None:
         ("training", "data", lap.data.train),
         ("validation", "validation_data", lap.data.val),
     ):
-        if saved.state.get(key, stream.fingerprint) != stream.fingerprint:
+        if saved.state.get(key, fingerprint_of(stream)) != fingerprint_of(stream):
             raise CheckpointError(
                 expected="the data that the run was started with",
                 found=f"other {split} shards in {lap.data.directory}",
                 do="prepare the same data again, or start a new run",
             )
+
+
+def fingerprint_of(stream: TokenStream | None) -> str | None:
+    return None if stream is None else stream.fingerprint
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotlap.distributed.same_start import check_same
 from hotlap.train.lap import Lap
-from hotlap.train.snapshot import TrainingProgress
+from hotlap.train.snapshot import TrainingProgress, fingerprint_of
 
 
 def check_same_start(lap: Lap, progress: TrainingProgress) -> None:
@@ -20,7 +20,7 @@ def facts_of(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
         "step": progress.step,
         "position in the data": f"{loader.position} of epoch {loader.epoch}",
         "training shards": lap.data.train.fingerprint,
-        "validation shards": lap.data.val.fingerprint,
+        "validation shards": fingerprint_of(lap.data.val),
         "precision": str(lap.dtype).removeprefix("torch."),
         "attention backend": lap.backend.name,
         "kernels": str(lap.installed),
