@@ -13,18 +13,18 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from hotlap.corpus import decoding, sources
+from hotlap.corpus import decoding, rows, sources
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import FilesSource
 from hotlap.errors import DataError
-from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl
+from tests.stories import SMALL, STORIES, documents_in, folder_of, jsonl, splits_of
 
 
 def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BLOCK_BYTES", 3)
     folder = folder_of(tmp_path / "in", STORIES)
-    damaged = "ok \ufffd é".encode() + b"\xff\xfe bad \xe2\x82 cut \xf0\x9f\x98"
+    damaged = "ok \ufffd éééééé".encode() + b"\xff\xfe bad \xe2\x82 cut \xf0\x9f\x98"
     (folder / "000.txt").write_bytes(damaged)
     manifest = prepare(FilesSource([folder]), SMALL, tmp_path / "out")
     expected = damaged.decode("utf-8", "replace")
@@ -78,7 +78,7 @@ def bad_files(directory: Path) -> Iterator[tuple[Path, str]]:
     yield file("deep.jsonl", b"[" * 200_000 + b"\n"), r"JSON in line 1 of .*deep\.jsonl"
     yield directory / "missing.txt", "a file or directory .*found nothing"
     yield file("picture.png", b"text"), r"a file with the suffix \.txt.*found .*picture\.png"
-    yield file("table.parquet.gz", b"text"), r"also with \.gz or \.zst, except parquet"
+    yield file("table.parquet.gz", b"text"), r"text and \.tar also with \.gz or \.zst"
     columns = directory / "columns.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), columns)
     yield columns, r"a string column 'text' in .*found 'text' \(int64\), 'body' \(string\)"
@@ -99,27 +99,55 @@ def test_bad_files_are_refused_each_with_its_own_line(tmp_path: Path) -> None:
 
 
 def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LONGEST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(rows, "LONGEST_LINE_CHARACTERS", 1 << 20)
     path = jsonl(tmp_path / "a.jsonl", ["a", "b" * (1 << 20)])
-    with pytest.raises(DataError, match=r"shorter than 1 MiB; found a longer one at line 2"):
+    with pytest.raises(DataError, match=r"fewer than 1,048,576 characters; found a longer one at line 2"):
         list(FilesSource([path]).pieces(Tally()))
 
 
-def test_bad_files_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
+def test_bad_files_in_a_folder_are_left_out_and_listed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "in", STORIES)
     (folder / "x-empty.txt").touch()
     (folder / "y-binary.txt").write_bytes(b"\0\1")
-    with pytest.raises(DataError, match="--skip-bad-files"):
-        FilesSource([folder])
-    manifest = prepare(FilesSource([folder], skip_bad_files=True), SMALL, tmp_path / "out")
+    manifest = prepare(FilesSource([folder]), SMALL, tmp_path / "out")
     assert manifest.counters == {"bad_files_skipped": 2}
+    assert [str(problem).removeprefix(f"{folder}/") for problem in manifest.problems] == [
+        "x-empty.txt: an empty file",
+        "y-binary.txt: binary data (a NUL byte at offset 0)",
+    ]
+    with pytest.raises(DataError, match=r"x-empty\.txt; found an empty file"):
+        prepare(FilesSource([folder], strict=True), SMALL, tmp_path / "strict")
+
+
+def test_a_bad_file_that_is_named_is_an_error_unless_it_may_be_skipped(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "in", STORIES)
+    (tmp_path / "empty.txt").touch()
+    paths = [folder, tmp_path / "empty.txt"]
+    with pytest.raises(DataError, match="--skip-bad-files"):
+        prepare(FilesSource(paths), SMALL, tmp_path / "out")
+    manifest = prepare(FilesSource(paths, skip_bad_files=True), SMALL, tmp_path / "out")
+    assert manifest.counters == {"bad_files_skipped": 1}
+
+
+def test_bad_lines_are_left_out_only_if_told_and_named(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", STORIES)
+    bad = ['{"text": 3}', "{", "[1]"]
+    path.write_text(path.read_text() + "".join(f"{line}\n" for line in bad))
+    with pytest.raises(DataError, match=r"line 41 of .*a\.jsonl; found 'text'; .*--skip-bad-lines"):
+        prepare(FilesSource([path]), SMALL, tmp_path / "out")
+    manifest = prepare(FilesSource([path], skip_bad_lines=True), SMALL, tmp_path / "out")
+    assert manifest.counters == {"bad_lines_skipped": 3}
+    assert [(problem.file, problem.line) for problem in manifest.problems] == [
+        (str(path), line) for line in (41, 42, 43)
+    ]
+    assert documents_in(tmp_path / "out", "train") == splits_of(STORIES)[0]
 
 
 def test_decoding_blocks_of_any_size_gives_the_same_text() -> None:
     data = "aé漢😀\ufffd".encode() + b"\xff\xe2\x82a\xf0\x9f"
     for size in range(1, len(data) + 1):
         tally = Tally()
-        decoder = decoding.Decoder(Path("x"), tally, strict=False)
+        decoder = decoding.Decoder("x", tally, strict=False)
         blocks = [data[start : start + size] for start in range(0, len(data), size)]
         text = "".join(decoder.decode(block, final=False) for block in blocks) + decoder.decode(
             b"", final=True

@@ -11,7 +11,8 @@ from hotlap.runs.reader import RunStatus, load_run
 from tests.command import complaint
 from tests.trained_run import in_process, write_texts
 
-SHORT = "--size pico --vocab-size 300 --steps 4 --precision float32 --device cpu --compile off".split()
+OPTIONS = "--size pico --vocab-size 300 --steps 4 --precision float32 --device cpu --compile off"
+SHORT = OPTIONS.split()
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def data(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return tmp_path / "data"
 
 
-def test_every_command_works_without_a_validation_split(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_works_without_validation(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspected = in_process(capsys, "data", "inspect", "data")
     assert inspected.returncode == 0, inspected.stderr
     assert "val        none" in inspected.stdout

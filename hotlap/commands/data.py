@@ -26,11 +26,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "prepare",
         help="turn a corpus, or your own files, into token shards",
         description="Turn a corpus (see `hotlap data list`) or your own files and folders (.txt, .md, "
-        ".jsonl, .parquet; text also as .gz or .zst) into token shards with a manifest.",
+        ".html, .jsonl, .csv, .tsv, .parquet, .epub, .docx, .pdf, and archives of them) into token shards "
+        "with a manifest.",
     )
     prepare.add_argument("inputs", nargs="+", metavar="CORPUS|PATH", help="a corpus, or files and folders")
     prepare.add_argument("--out", type=Path, metavar="DIR", help="where to write (printed when done)")
-    prepare.add_argument("--vocab", metavar="N|gpt2", help="train a vocabulary of N, or use GPT-2's (4096)")
+    prepare.add_argument(
+        "--vocab",
+        metavar="N|gpt2",
+        help="train a vocabulary of N, or use GPT-2's (4096 for a corpus, what fits for your own files)",
+    )
     prepare.add_argument("--val-fraction", metavar="F", help="fraction of documents to validate on (0.05)")
     prepare.add_argument("--shard-tokens", type=int, metavar="N", help="tokens per shard (100,000,000)")
     prepare.add_argument(
@@ -40,10 +45,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--shards", type=int, metavar="N", help="training shards, for fineweb (1)")
     prepare.add_argument("--force", action="store_true", help="replace the data in --out")
     own = prepare.add_argument_group("for your own files")
-    own.add_argument("--field", metavar="NAME", help="field with the text, in .jsonl and .parquet (text)")
+    own.add_argument(
+        "--field", metavar="NAME", help="field with the text, in .jsonl, .csv, .tsv and .parquet (text)"
+    )
+    own.add_argument("--encoding", metavar="NAME", help="of all text files, instead of what is found in each")
     own.add_argument("--separator", metavar="TEXT", help=r"between documents in .txt and .md, such as '\n\n'")
-    own.add_argument("--strict", action="store_true", help="refuse invalid UTF-8 instead of replacing it")
-    own.add_argument("--skip-bad-files", action="store_true", help="skip and count empty and binary files")
+    own.add_argument(
+        "--strict", action="store_true", help="refuse what would be left out, and text that is not UTF-8"
+    )
+    own.add_argument("--skip-bad-files", action="store_true", help="leave out bad files that you name, too")
+    own.add_argument("--skip-bad-lines", action="store_true", help="leave out and list bad lines")
+    own.add_argument(
+        "--keep-duplicates", action="store_true", help="keep documents in validation that repeat training"
+    )
     own.add_argument("--licence", metavar="TEXT", help="license of the text, for the manifest")
 
     inspect = commands.add_parser("inspect", help="verify a directory of shards and print what it contains")
@@ -96,7 +110,8 @@ def _named_corpus(name: str, args: argparse.Namespace) -> tuple[Source | HubSour
     from hotlap.corpus.hub import HUB_CORPORA
     from hotlap.corpus.tokenizer import GPT2
 
-    foreign = ["field", "separator", "strict", "skip_bad_files", "licence"]
+    foreign = ["field", "separator", "encoding", "strict", "skip_bad_files", "skip_bad_lines", "licence"]
+    foreign += ["keep_duplicates"]
     if name in HUB_CORPORA:
         foreign += ["val_fraction", "shard_tokens", "tokenizer_sample_mb", "workers"]
         args.vocab = args.vocab or GPT2
@@ -111,6 +126,7 @@ def _named_corpus(name: str, args: argparse.Namespace) -> tuple[Source | HubSour
 
 def _own_files(args: argparse.Namespace) -> tuple[Source | HubSource, ShardSettings, Path]:
     from hotlap.corpus.catalogue import NAMES
+    from hotlap.corpus.prepare import AUTO
     from hotlap.corpus.sources import FilesSource
 
     _refuse(args, ["shards"], "for your own files")
@@ -122,23 +138,27 @@ def _own_files(args: argparse.Namespace) -> tuple[Source | HubSource, ShardSetti
             found=f"`{missing}`, which is neither",
             do="check the spelling",
         )
+    args.vocab = args.vocab or AUTO
     settings = _settings(args)
     source = FilesSource(
         paths,
         field=args.field or "text",
         separator=_unescaped(args.separator),
+        encoding=args.encoding,
         strict=args.strict,
         skip_bad_files=args.skip_bad_files,
+        skip_bad_lines=args.skip_bad_lines,
         licence=args.licence or "unknown",
     )
     name = paths[0].absolute().name.split(".")[0]
-    return source, settings, Path("data") / f"{name}-{settings.tokenizer_name}"
+    ending = "" if settings.vocabulary == AUTO else f"-{settings.tokenizer_name}"
+    return source, settings, Path("data") / f"{name}{ending}"
 
 
 def _settings(args: argparse.Namespace) -> ShardSettings:
     from hotlap.corpus.prepare import ShardSettings
 
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"keep_duplicates": args.keep_duplicates}
     if args.vocab is not None:
         given["vocabulary"] = int(args.vocab) if args.vocab.isdecimal() else args.vocab
     if args.val_fraction is not None:

@@ -86,7 +86,11 @@ def open_validation(loaded: LoadedModel, directory: Path) -> TokenStream | None:
     from hotlap.train import lap
 
     val = lap.open_validation(directory, loaded.config.model.vocab_size)
-    if val is not None and val.manifest is not None and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint:
+    if (
+        val is not None
+        and val.manifest is not None
+        and val.manifest.tokenizer.sha256 != loaded.tokenizer.fingerprint
+    ):
         raise DataError(
             expected=f"data for the model's tokenizer {loaded.tokenizer.name}"
             f" ({loaded.tokenizer.fingerprint[:16]}…)",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
+from hotlap.commands.own_data import with_data
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.recipes import check_used, resolve, with_what_follows
@@ -138,6 +139,7 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], point: Res
     else:
         config = resolve(args.recipe, args.size or saved.size, changes)
     check_used(config, changes)
+    config = with_data(config, changes)
     if config.schedule.steps < step:
         raise ConfigError(
             expected=f"at least the {step} steps that the checkpoint has done",

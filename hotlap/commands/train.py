@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import Parser
+from hotlap.commands import own_data
+from hotlap.commands.own_data import with_data, with_source
 from hotlap.commands.resume import (
     AUTO,
     NEWEST_RUN,
@@ -48,6 +50,7 @@ def configure(parser: Parser) -> None:
     parser.usage = "hotlap train RECIPE [options] [--SETTING VALUE …]"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="see `hotlap recipes`")
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
+    parser.add_argument("--data", metavar="PATH|CORPUS", help=own_data.HELP)
     parser.add_argument("--name", help="name of the run's directory (default: RECIPE-SIZE-number)")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), help="directory of all runs (default: runs)"
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> int:
     console = make_console()
-    changes = parse(Config, args.settings)
+    changes = with_source(parse(Config, args.settings), args.data)
     check_options(args, changes)
     goes_on = goes_on_by_itself(args)
     if args.resume == AUTO:
@@ -152,7 +155,7 @@ def new_config(args: argparse.Namespace, changes: dict[str, Any], *, is_new: boo
     size = args.size or default_size(changes.get("runtime.device", "auto"))
     config = resolve(args.recipe, size, changes)
     check_used(config, changes)
-    return config
+    return with_data(config, changes)
 
 
 def check_new_name(runs: Path, name: str) -> None:

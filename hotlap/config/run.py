@@ -11,7 +11,7 @@ from hotlap.settings import setting
 
 @dataclass(frozen=True)
 class DataConfig:
-    source: str = setting("fineweb", "the name of a corpus, or a directory of prepared shards")
+    source: str = setting("fineweb", "the name of a corpus, prepared shards, or text: a file or a folder")
     tokenizer: Literal["gpt2", "bpe"] = setting(
         "gpt2", "GPT-2's tokenizer, or byte-level BPE trained on the corpus"
     )

@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hotlap.corpus.survey import problem_lines
 from hotlap.corpus.tokenizer import load_tokenizer
-from hotlap.data.manifest import Manifest, read_manifest, verify_file
+from hotlap.data.manifest import MANIFEST_NAME, Manifest, read_manifest, verify_file
 from hotlap.data.shards import SPLITS, find_shards, map_tokens, read_header
 from hotlap.errors import DataError
 
 FIRST_TOKENS = 24
+SHOWN_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,15 @@ def as_lines(found: Inspection) -> list[str]:
         ]
         lines += [f"settings   {name} = {value}" for name, value in manifest.settings.items()]
         lines += [f"note       {name.replace('_', ' ')}: {n:,}" for name, n in manifest.counters.items()]
+        lines += [
+            f"file       {file.file}: {file.read_as}, {file.documents:,} documents, {file.text_bytes:,} bytes"
+            for file in manifest.files[:SHOWN_FILES]
+        ]
+        if len(manifest.files) > SHOWN_FILES:
+            lines.append(
+                f"           and {len(manifest.files) - SHOWN_FILES} more, listed in {MANIFEST_NAME}"
+            )
+        lines += [*problem_lines(manifest.problems), *manifest.notes]
     lines += [split_line(split) for split in found.splits]
     lines += [f"{name:<10} none" for name in SPLITS if name not in [split.name for split in found.splits]]
     lines += [

@@ -18,14 +18,17 @@ from hotlap.corpus.corpora import fetch_gpt2_tokenizer
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.hub import HubSource
 from hotlap.corpus.sources import Source
+from hotlap.corpus.splits import ByRule, Plan, choose_documents, find_tail, repeats_training, tail_start
+from hotlap.corpus.survey import MOST_LISTED, Survey
 from hotlap.corpus.tokenizer import (
     GPT2,
     TOKENIZER_FILE,
     Tokenizer,
     check_vocabulary,
+    fitting_vocabulary,
     train_tokenizer,
 )
-from hotlap.corpus.tokenizing import assign_splits, in_batches, write_shards
+from hotlap.corpus.tokenizing import in_batches, write_shards
 from hotlap.data.manifest import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -41,7 +44,8 @@ from hotlap.errors import ConfigError, DataError
 from hotlap.files import atomic_directory, hidden, lock, make_directory, without_link, writing
 from hotlap.progress import ByteProgress, Say, silent
 
-Vocabulary = int | str  # the size of a vocabulary to train, or GPT2
+Vocabulary = int | str  # the size of a vocabulary to train, AUTO or GPT2
+AUTO = "auto"  # a vocabulary of the size that the text carries
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,12 @@ class ShardSettings:
     val_fraction: Fraction = Fraction(1, 20)
     shard_tokens: int = 100_000_000
     tokenizer_sample_mb: int = 100
+    keep_duplicates: bool = False  # in validation, though they repeat training documents
 
     def __post_init__(self) -> None:
         if isinstance(self.vocabulary, int):
             check_vocabulary(self.vocabulary)
-        elif self.vocabulary != GPT2:
+        elif self.vocabulary not in (GPT2, AUTO):
             raise ConfigError(
                 expected=f"a vocabulary size or `{GPT2}`", found=f"`{self.vocabulary}`", do="give one of them"
             )
@@ -81,7 +86,8 @@ class ShardSettings:
 
     @property
     def tokenizer_name(self) -> str:
-        return GPT2 if self.vocabulary == GPT2 else f"bpe{self.vocabulary}"
+        """With AUTO, the size is known only when the text is."""
+        return str(self.vocabulary) if self.vocabulary in (GPT2, AUTO) else f"bpe{self.vocabulary}"
 
     def described(self) -> dict[str, str]:
         described = {
@@ -91,6 +97,8 @@ class ShardSettings:
         }
         if self.vocabulary != GPT2:
             described["tokenizer_sample_mb"] = str(self.tokenizer_sample_mb)
+        if self.keep_duplicates:  # only then, so that data prepared before it existed is found again
+            described["keep_duplicates"] = "True"
         return described
 
 
@@ -105,19 +113,27 @@ def prepare(
     *,
     workers: int | None = None,
     force: bool = False,
+    replace_other: bool = False,
     say: Say = silent,
 ) -> Manifest:
     """Write the shards of `source` to `directory`, unless it already contains exactly these.
 
-    With `force`, a directory with other shards is replaced. Shards from the hub are ready-made, and take no
-    notice of `settings`. If another process is writing the same directory, wait and use its result.
+    With `replace_other`, a directory with other shards is replaced; with `force`, any. Shards from the hub
+    are ready-made, and take no notice of `settings`. If another process is writing the same directory, wait
+    and use its result.
     """
     own = {} if isinstance(source, HubSource) else settings.described()
     wanted = {**own, **source.settings}
 
     def existing() -> Manifest | None:
         check_replaceable(directory)
-        manifest = None if force else find_prepared(directory, wanted)
+        try:
+            manifest = None if force else find_prepared(directory, wanted)
+        except OtherSettingsError as other:
+            if not replace_other:
+                raise
+            say(f"preparing again: {', '.join(other.names)} changed since {directory} was written")
+            return None
         if manifest is not None:
             say(f"{directory} is complete, with these settings: nothing to do")
         return manifest
@@ -136,6 +152,18 @@ def prepare(
             write_manifest(work, manifest)
             (work / UNFINISHED_NAME).unlink()
     return manifest
+
+
+class OtherSettingsError(DataError):
+    """Prepared data that was made with other settings, or from files that have changed since."""
+
+    def __init__(self, directory: Path, differences: Mapping[str, str]) -> None:
+        super().__init__(
+            expected=f"data prepared with the same settings in {directory}",
+            found="; ".join(differences.values()),
+            do="choose another directory with --out, or replace this one with --force",
+        )
+        self.names = list(differences)
 
 
 @contextmanager
@@ -168,31 +196,34 @@ def find_prepared(directory: Path, wanted: Mapping[str, str]) -> Manifest | None
     if manifest is None:
         return None
     names = sorted({*wanted, *manifest.settings})
-    differences = [
-        f"{name} {manifest.settings.get(name, 'unset')} instead of {wanted.get(name, 'unset')}"
+    differences = {
+        name: f"{name} {manifest.settings.get(name, 'unset')} instead of {wanted.get(name, 'unset')}"
         for name in names
         if manifest.settings.get(name) != wanted.get(name)
-    ]
+    }
     if differences:
-        raise DataError(
-            expected=f"data prepared with the same settings in {directory}",
-            found="; ".join(differences),
-            do="choose another directory with --out, or replace this one with --force",
-        )
+        raise OtherSettingsError(directory, differences)
     for shard in manifest.shards:
         check_count(directory / shard.file, shard)
     return manifest
 
 
 def _tokenize(source: Source, settings: ShardSettings, work: Path, workers: int, say: Say) -> Manifest:
-    source.make_ready()
-    tokenizer = _tokenizer_for(source, settings, say)
+    survey = source.make_ready()
+    if survey is not None:
+        for line in survey.summary():
+            say(line)
+        check_some_text(survey)
+    notes: list[str] = []
+    plan = _plan(source, survey, settings, notes)
+    tokenizer = _tokenizer_for(source, survey, settings, plan, notes, say)
+    for note in notes:
+        say(note)
     tally = Tally()
     with ByteProgress("tokenizing", source.bytes_to_read) as progress:
-        pieces = assign_splits(source.pieces(tally), settings.val_fraction)
-        batches = in_batches(pieces, tally)
+        batches = in_batches(plan.assign(source.pieces(tally)), tally)
         shards = write_shards(batches, tokenizer, work, settings.shard_tokens, workers, progress)
-    _check_splits(shards, settings)
+    check_training_text(shards)
     tokenizer.save(work)
     return Manifest(
         tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
@@ -203,24 +234,101 @@ def _tokenize(source: Source, settings: ShardSettings, work: Path, workers: int,
         licence=source.licence,
         counters=dict(sorted(tally.counters.items())),
         settings={**settings.described(), **source.settings},
+        files=tuple(account.entry() for account in survey.accounts[:MOST_LISTED]) if survey else (),
+        problems=tuple(survey.problems[:MOST_LISTED]) if survey else (),
+        notes=tuple(notes),
     )
 
 
-def _tokenizer_for(source: Source, settings: ShardSettings, say: Say) -> Tokenizer:
-    if not isinstance(settings.vocabulary, int):
+def check_some_text(survey: Survey) -> None:
+    if survey.documents:
+        return
+    first = f" (the first: {survey.problems[0]})" if survey.problems else ""
+    raise DataError(
+        expected="at least one document with text",
+        found=f"0 documents; {len(survey.problems)} problems{first}",
+        do="check the input",
+    )
+
+
+def check_training_text(shards: Iterable[ShardEntry]) -> None:
+    if not any(shard.split == "train" for shard in shards):
+        raise DataError(
+            expected="text to train on", found="none besides that of validation", do="give more text"
+        )
+
+
+def _plan(source: Source, survey: Survey | None, settings: ShardSettings, notes: list[str]) -> Plan:
+    """Which documents are for validation. `notes` gets what a user should know of it."""
+    fraction = settings.val_fraction
+    if survey is None:  # a corpus, whose documents are known
+        return ByRule(fraction)
+    exact, alike = survey.repeated()
+    if exact or alike:
+        notes.append(
+            f"repeated   {exact + alike} documents repeat another: {exact} exactly,"
+            f" {alike} but for case, spaces and punctuation"
+        )
+    if not fraction:
+        notes.append("validation none: --val-fraction 0")
+        return ByRule(fraction)
+    chosen = choose_documents(survey, fraction, keep_duplicates=settings.keep_duplicates)
+    if chosen is None:
+        return _plan_tail(source, survey, fraction, notes, keep_duplicates=settings.keep_duplicates)
+    if chosen.moved:
+        notes.append(
+            f"validation {chosen.moved} documents moved to training, because they repeat documents of it"
+            " (--keep-duplicates leaves them)"
+        )
+    return chosen
+
+
+def _plan_tail(
+    source: Source, survey: Survey, fraction: Fraction, notes: list[str], *, keep_duplicates: bool
+) -> Plan:
+    total = survey.text_bytes
+    plan = find_tail(source.pieces(Tally()), tail_start(total, fraction), total)
+    if repeats_training(survey, plan) and not keep_duplicates:
+        notes.append("validation none: the end of the text repeats documents before it")
+        return ByRule(Fraction(0))
+    documents = f"{survey.documents} document{'s' * (survey.documents != 1)}"
+    where = f"after the end of {plan.boundary}" if plan.characters else "at the start of a document"
+    notes.append(
+        f"validation the end of the text, from document {plan.document + 1}, character"
+        f" {plan.characters + 1:,} on, {where}: {documents} cannot be split by whole documents"
+    )
+    return plan
+
+
+def _tokenizer_for(
+    source: Source, survey: Survey | None, settings: ShardSettings, plan: Plan, notes: list[str], say: Say
+) -> Tokenizer:
+    vocabulary = settings.vocabulary
+    if vocabulary == GPT2:
         return fetch_gpt2_tokenizer(say)
     with ByteProgress("reading for the tokenizer", source.bytes_to_read) as progress:
-        sample = _training_sample(source, settings, progress)
-        return train_tokenizer(sample, settings.vocabulary)
+        sample = _training_sample(source, settings, plan, progress)
+        if isinstance(vocabulary, int):
+            return train_tokenizer(sample, vocabulary)
+        text_bytes = source.text_bytes if survey is None else survey.text_bytes
+        tokenizer = train_tokenizer(sample, fitting_vocabulary(text_bytes), or_fewer=True)
+    size = f"{text_bytes / 1e6:.1f} MB" if text_bytes >= 1e6 else f"{text_bytes / 1e3:.1f} kB"
+    notes.append(
+        f"vocabulary {tokenizer.vocab_size} tokens, as {size} of text carry: rarer ones would hardly be"
+        " learned (--vocab N for another)"
+    )
+    return tokenizer
 
 
-def _training_sample(source: Source, settings: ShardSettings, progress: ByteProgress) -> Iterator[str]:
+def _training_sample(
+    source: Source, settings: ShardSettings, plan: Plan, progress: ByteProgress
+) -> Iterator[str]:
     """Documents of the training split, evenly spaced over the input, up to `tokenizer_sample_mb` of text."""
     most_bytes = settings.tokenizer_sample_mb * 10**6
     every = max(1, math.ceil(source.text_bytes / most_bytes))
     tally = Tally()
     training_index, taken_bytes = -1, 0
-    for split, piece in assign_splits(source.pieces(tally), settings.val_fraction):
+    for split, piece in plan.assign(source.pieces(tally)):
         progress.advance_to(tally.bytes_read)
         if split != "train":
             continue
@@ -230,22 +338,3 @@ def _training_sample(source: Source, settings: ShardSettings, progress: ByteProg
             taken_bytes += len(piece.text.encode())
             if taken_bytes >= most_bytes:  # there was more text than estimated
                 return
-
-
-def _check_splits(shards: Iterable[ShardEntry], settings: ShardSettings) -> None:
-    documents = {"train": 0, "val": 0}
-    for shard in shards:
-        documents[shard.split] += shard.documents or 0
-    if documents["train"] and (documents["val"] or not settings.val_fraction):
-        return
-    count = sum(documents.values())
-    raise DataError(
-        expected=f"enough documents for a validation split of 1 in {float(1 / settings.val_fraction):g}"
-        if count
-        else "at least one document with text",
-        found=f"{count} document{'s' * (count != 1)}",
-        do="give more documents, split text files into documents with --separator, raise --val-fraction, "
-        "or train without validation: --val-fraction 0"
-        if count
-        else "check the input",
-    )

@@ -1,32 +1,47 @@
 """Document sources: a built-in corpus, or the user's own files and directories, in a fixed order.
 
 A source yields text in pieces of bounded size, so a document may be larger than memory. Files come in
-argument order and, within a directory, in name order. Skipped and repaired input is counted.
+argument order and, within a directory, in name order. Skipped and repaired input is counted and listed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from hotlap.corpus.decoding import BLOCK_BYTES, COMPRESSIONS, Decoder, Tally, open_decompressed
-from hotlap.corpus.textfiles import JSONL_SUFFIX, KNOWN_SUFFIXES, PARQUET_SUFFIX, find_text_files, kind_of
-from hotlap.corpus.tokenizer import PIECE_CHARACTERS, cut_length, pieces
+from hotlap.corpus import rows
+from hotlap.corpus.archives import members
+from hotlap.corpus.decoding import BLOCK_BYTES, Decoder, ExpandsTooFarError, Tally
+from hotlap.corpus.documents import text_of_document
+from hotlap.corpus.encodings import Encoding, find_encoding, named_encoding
+from hotlap.corpus.inputs import (
+    ARCHIVES,
+    HTML,
+    KNOWN_SUFFIXES,
+    LINES,
+    PARQUET,
+    STREAMED,
+    TABLE,
+    TEXT,
+    Found,
+    Input,
+    find_inputs,
+)
+from hotlap.corpus.pages import declared_charset, text_of_page
+from hotlap.corpus.pieces import Piece, document, split_documents
+from hotlap.corpus.rows import BadLineError
+from hotlap.corpus.survey import Survey
+from hotlap.data.manifest import Problem
 from hotlap.errors import DataError
 from hotlap.files import reading
+from hotlap.progress import ByteProgress
 
-LONGEST_LINE_BYTES = 2**26  # a line of JSON is parsed in memory
-PARQUET_ROWS_AT_ONCE = 64
 COMPRESSED_TEXT_RATIO = 4  # rough estimate, used for progress and the size of the tokenizer's sample
-
-
-class Piece(NamedTuple):
-    text: str
-    begins_document: bool
+PROBED_BYTES = 2048
 
 
 class Source(Protocol):
@@ -46,42 +61,10 @@ class Source(Protocol):
     def text_bytes(self) -> int:
         """Approximate size of the decoded text in bytes."""
 
-    def make_ready(self) -> None:
-        """Prepare for reading, for example by downloading."""
+    def make_ready(self) -> Survey | None:
+        """Prepare for reading, for example by downloading. Returns what is not known before, if anything."""
 
     def pieces(self, tally: Tally) -> Iterator[Piece]: ...
-
-
-def document(text: str, tally: Tally, *, begins: bool = True) -> Iterator[Piece]:
-    """The pieces of a document, or of the rest of one if `begins` is False. Skips and counts a blank one."""
-    if begins and not text.strip():
-        tally.counters["blank_documents_skipped"] += 1
-        return
-    for piece in pieces(text):
-        yield Piece(piece, begins)
-        begins = False
-
-
-def split_documents(blocks: Iterable[str], separator: str | None, tally: Tally) -> Iterator[Piece]:
-    """Split a stream of text into documents at each `separator`, or make it one document if None.
-
-    The pieces of a document do not depend on where the blocks begin and end.
-    """
-    # Keep a tail as long as the separator in the buffer, to find separators that span two blocks.
-    longest = PIECE_CHARACTERS + len(separator or "")
-    begins = True
-    buffer = ""
-    for block in blocks:
-        *ended, buffer = (buffer + block).split(separator) if separator else [buffer + block]
-        for text in ended:
-            yield from document(text, tally, begins=begins)
-            begins = True
-        while len(buffer) > longest:
-            length = cut_length(buffer)
-            yield Piece(buffer[:length], begins)
-            begins = False
-            buffer = buffer[length:]
-    yield from document(buffer, tally, begins=begins)
 
 
 @dataclass(frozen=True)
@@ -111,8 +94,11 @@ class TextsSource:
 class FilesSource:
     """The user's own files.
 
-    A `.txt` or `.md` file is one document, or several if `separator` is given. Each line of a `.jsonl` file
-    and each row of a `.parquet` file is one document, with its text in `field`.
+    A file of text is one document, or several if `separator` is given; so is a page, a book and a PDF. Each
+    line of a `.jsonl` file and each row of a table is one document, with its text in `field`.
+
+    A file that the user names has to be readable, unless `skip_bad_files`. One in a folder or an archive is
+    left out and listed if it is not, unless `strict`.
     """
 
     def __init__(
@@ -121,16 +107,23 @@ class FilesSource:
         *,
         field: str = "text",
         separator: str | None = None,
+        encoding: str | None = None,
         strict: bool = False,
         skip_bad_files: bool = False,
+        skip_bad_lines: bool = False,
         licence: str = "unknown",
     ) -> None:
         self.field = field
         self.separator = separator
+        self.encoding = None if encoding is None else named_encoding(encoding)
         self.strict = strict
+        self.skip_bad_files = skip_bad_files
+        self.skip_bad_lines = skip_bad_lines
         self.licence = licence
-        self._setup = Tally()
-        self.files = find_text_files(paths, self._setup, skip_bad_files=skip_bad_files)
+        self.files, self._others = find_inputs(paths)
+        self._survey: Survey | None = None
+        self._encodings: dict[str, Encoding | None] = {}  # of every file that can be read
+        self._refused: set[Found] = set()  # archives
         if not self.files:
             raise DataError(
                 expected=f"files with the suffix {KNOWN_SUFFIXES}",
@@ -140,128 +133,172 @@ class FilesSource:
         shown = ", ".join(map(str, paths[:3])) + (", …" if len(paths) > 3 else "")
         self.description = f"{len(self.files)} file{'s' * (len(self.files) > 1)} of {shown}"
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, str]:
+        """Of the files before they are read: one that changes meanwhile is noticed the next time."""
         digest = hashlib.sha256()
         for file in self.files:
-            with reading(file):
-                status = file.stat()
-            identity = f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0"
+            with reading(file.path):
+                status = file.path.stat()
+            identity = f"{file.path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\0"
             digest.update(identity.encode(errors="surrogateescape"))
-        return {
+        settings = {
             "files": f"{len(self.files)}, {digest.hexdigest()[:16]} (paths, sizes and times of change)",
             "field": self.field,
             "separator": repr(self.separator),
             "strict": str(self.strict),
         }
+        # Only if given, so that data prepared before they existed is found again.
+        if self.encoding is not None:
+            settings["encoding"] = self.encoding
+        if self.skip_bad_lines:
+            settings["skip_bad_lines"] = "True"
+        return settings
 
     @property
     def bytes_to_read(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
+        return sum(file.path.stat().st_size for file in self.files)
 
     @property
     def text_bytes(self) -> int:
-        def expansion(file: Path) -> int:
-            plain = file.suffix not in (*COMPRESSIONS, PARQUET_SUFFIX)
+        def expansion(file: Found) -> int:
+            plain = file.kind in STREAMED and not file.compression
             return 1 if plain else COMPRESSED_TEXT_RATIO
 
-        return sum(expansion(file) * file.stat().st_size for file in self.files)
+        return sum(expansion(file) * file.path.stat().st_size for file in self.files)
 
-    def make_ready(self) -> None:
-        """Nothing to do for local files."""
+    def make_ready(self) -> Survey:
+        """Read everything once, to find encodings, damage, sizes and repeated documents."""
+        if self._survey is None:
+            survey, tally = Survey(), Tally()
+            with ByteProgress("looking at the files", self.bytes_to_read) as progress:
+                for found in self.files:
+                    self._look_at(found, survey, tally)
+                    progress.advance_to(tally.bytes_read)
+            survey.problems += [
+                Problem(str(path), None, "not a format that is read") for path in self._others
+            ]
+            self._survey = survey
+            self._encodings = {account.file: account.encoding for account in survey.accounts}
+        return self._survey
+
+    def _look_at(self, found: Found, survey: Survey, tally: Tally) -> None:
+        """Survey a file or an archive. What cannot be read is forgotten and listed, or raised."""
+        start = survey.mark()
+        try:
+            for file in self._inputs(found, tally, survey):
+                self._look_into(file, survey, tally)
+        except BadLineError:
+            raise
+        except DataError as mistake:
+            survey.forget_since(start)
+            self._refused.add(found)
+            self._refuse(str(found.path), found.is_given, mistake, survey)
+
+    def _look_into(self, file: Input, survey: Survey, tally: Tally) -> None:
+        start = survey.mark()
+        before = tally.counters.copy()
+
+        def skip_line(mistake: BadLineError) -> None:
+            if not self.skip_bad_lines:
+                raise mistake
+            survey.problems.append(Problem(file.name, mistake.line, mistake.reason))
+
+        try:
+            encoding = self._find_encoding(file)
+            for piece in self._read(file, encoding, tally, skip_line):
+                survey.add(piece.text, begins_document=piece.begins_document)
+            survey.end_file(file.name, file.kind, encoding, start)
+        except (BadLineError, ExpandsTooFarError):
+            raise
+        except DataError as mistake:
+            survey.forget_since(start)
+            self._refuse(file.name, file.is_given, mistake, survey)
+            return
+        replaced = sum(
+            (tally.counters - before)[name] for name in ("invalid_utf8_replaced", "invalid_bytes_replaced")
+        )
+        if replaced:
+            reason = f"{replaced} invalid sequence{'s' * (replaced > 1)} replaced by U+FFFD"
+            survey.problems.append(Problem(file.name, None, reason))
+
+    def _refuse(self, name: str, is_given: bool, mistake: DataError, survey: Survey) -> None:
+        if self.strict or (is_given and not self.skip_bad_files):
+            raise mistake
+        survey.skip(name, mistake.found)
+
+    def _inputs(self, found: Found, tally: Tally, survey: Survey | None = None) -> Iterator[Input]:
+        if found.kind not in ARCHIVES:
+            yield found.as_input(tally)
+            return
+
+        def skip(name: str, reason: str) -> None:
+            if self.strict:
+                raise DataError(expected=f"to read {name}", found=reason, do="remove it, or omit --strict")
+            if survey is not None:
+                survey.skip(name, reason)
+
+        yield from members(found, tally, skip)
+
+    def _find_encoding(self, file: Input) -> Encoding | None:
+        if file.kind not in STREAMED:
+            return None
+        declared = None
+        if file.kind == HTML:
+            with file.open() as stream:
+                declared = declared_charset(stream.read(PROBED_BYTES))
+        with file.open() as stream:
+            return find_encoding(
+                stream, file.name, forced=self.encoding, declared=declared, strict=self.strict
+            )
 
     def pieces(self, tally: Tally) -> Iterator[Piece]:
-        tally.counters.update(self._setup.counters)
-        for file in self.files:
-            kind = kind_of(file)
-            if kind == JSONL_SUFFIX:
-                yield from self._lines(file, tally)
-            elif kind == PARQUET_SUFFIX:
-                yield from self._rows(file, tally)
-            else:
-                yield from self._text(file, tally)
+        survey = self.make_ready()
+        if self._others:
+            tally.counters["files_of_other_kinds_skipped"] = len(self._others)
+        if survey.skipped_files:
+            tally.counters["bad_files_skipped"] = survey.skipped_files
 
-    def _text(self, file: Path, tally: Tally) -> Iterator[Piece]:
-        decoder = Decoder(file, tally, strict=self.strict)
+        def skip_line(_: BadLineError) -> None:
+            tally.counters["bad_lines_skipped"] += 1
 
-        def blocks() -> Iterator[str]:
-            with open_decompressed(file, tally) as stream:
-                while block := stream.read(BLOCK_BYTES):
-                    yield decoder.decode(block, final=False)
-            yield decoder.decode(b"", final=True)
+        for found in self.files:
+            if found not in self._refused:
+                for file in self._inputs(found, tally):
+                    if file.name in self._encodings:
+                        yield from self._read(file, self._encodings[file.name], tally, skip_line)
 
-        yield from split_documents(blocks(), self.separator, tally)
+    def _read(
+        self, file: Input, encoding: Encoding | None, tally: Tally, on_bad_line: rows.OnBadLine
+    ) -> Iterator[Piece]:
+        if file.kind == TEXT:
+            yield from split_documents(self._blocks(file, encoding, tally), self.separator, tally)
+        elif file.kind == HTML:
+            yield from split_documents(text_of_page(self._blocks(file, encoding, tally)), None, tally)
+        elif file.kind in (LINES, TABLE, PARQUET):
+            yield from self._rows(file, encoding, tally, on_bad_line)
+        else:
+            yield from split_documents(text_of_document(file), None, tally)
 
-    def _lines(self, file: Path, tally: Tally) -> Iterator[Piece]:
-        decoder = Decoder(file, tally, strict=self.strict)
-        with open_decompressed(file, tally) as stream:
-            number = 0
-            while line := stream.readline(LONGEST_LINE_BYTES):
-                number += 1
-                where = f"line {number} of {file}"
-                if len(line) == LONGEST_LINE_BYTES:
-                    raise DataError(
-                        expected=f"lines shorter than {LONGEST_LINE_BYTES >> 20} MiB",
-                        found=f"a longer one at {where}",
-                        do="move that document to its own .txt file",
-                    )
-                content = decoder.decode(line, final=True)
-                if content.strip():
-                    text = decoder.check_surrogates(self._field_of(content, where), where)
-                    yield from document(text, tally)
+    def _blocks(self, file: Input, encoding: Encoding | None, tally: Tally) -> Iterator[str]:
+        assert encoding is not None, f"the encoding of {file.name} has been found"
+        decoder = Decoder(file.name, tally, strict=self.strict, codec=encoding.codec)
+        with file.open() as stream:
+            stream.read(len(encoding.mark))
+            while block := stream.read(BLOCK_BYTES):
+                yield decoder.decode(block, final=False)
+        yield decoder.decode(b"", final=True)
 
-    def _field_of(self, line: str, where: str) -> str:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                expected=f"JSON in {where}", found=str(error), do="fix or remove the line"
-            ) from error
-        text = row.get(self.field) if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            known = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
-            raise DataError(
-                expected=f"an object with a string {self.field!r} in {where}",
-                found=known[:120] or "an empty object",
-                do="give the name of the text field with --field",
-            )
-        return text
-
-    def _rows(self, file: Path, tally: Tally) -> Iterator[Piece]:
-        import pyarrow
-        import pyarrow.parquet
-
-        size = file.stat().st_size
-        try:
-            with reading(file), pyarrow.parquet.ParquetFile(file) as table:
-                self._check_column(file, table.schema_arrow)
-                before, rows_read = tally.bytes_read, 0
-                for batch in table.iter_batches(
-                    batch_size=PARQUET_ROWS_AT_ONCE, columns=[self.field], use_threads=False
-                ):
-                    for text in batch.column(0).to_pylist():
-                        yield from document(text or "", tally)
-                    rows_read += batch.num_rows
-                    tally.bytes_read = before + size * rows_read // table.metadata.num_rows
-        except pyarrow.ArrowException as error:
-            raise DataError(
-                expected=f"a parquet file at {file}",
-                found=str(error).splitlines()[0][:200],
-                do="copy or create it again",
-            ) from error
-
-    def _check_column(self, file: Path, schema: object) -> None:
-        import pyarrow
-
-        assert isinstance(schema, pyarrow.Schema), f"expected a pyarrow.Schema, found {type(schema)}"
-        is_text = self.field in schema.names and (
-            pyarrow.types.is_string(schema.field(self.field).type)
-            or pyarrow.types.is_large_string(schema.field(self.field).type)
-        )
-        if not is_text:
-            columns = ", ".join(f"{column.name!r} ({column.type})" for column in schema)
-            raise DataError(
-                expected=f"a string column {self.field!r} in {file}",
-                found=columns[:200],
-                do="give the name of the text column with --field",
-            )
+    def _rows(
+        self, file: Input, encoding: Encoding | None, tally: Tally, on_bad_line: rows.OnBadLine
+    ) -> Iterator[Piece]:
+        if file.kind == PARQUET:
+            found = rows.parquet_rows(file, self.field)
+        else:
+            blocks = self._blocks(file, encoding, tally)
+            read = rows.json_rows if file.kind == LINES else rows.csv_rows
+            found = read(blocks, file.name, self.field, on_bad_line)
+        decoder = Decoder(file.name, tally, strict=self.strict)
+        for text, line in found:
+            where = f"line {line} of {file.name}" if line else file.name
+            yield from document(decoder.check_surrogates(text, where), tally)

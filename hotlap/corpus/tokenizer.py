@@ -42,6 +42,10 @@ _LAST_CUT = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+# Sizes that are chosen for a text, and how much of it there has to be for each entry.
+VOCABULARIES = (320, 512, 1024, 2048, 4096)
+BYTES_PER_ENTRY = 200
+
 BYTE_TOKENS = 256
 SMALLEST_VOCABULARY = BYTE_TOKENS + 1  # bytes and end of text
 
@@ -170,9 +174,16 @@ def check_vocabulary(vocab_size: int) -> None:
         )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def fitting_vocabulary(text_bytes: int) -> int:
+    """The size of a vocabulary for a text: the largest whose tokens each occur often enough to be learned."""
+    fitting = [size for size in VOCABULARIES if size * BYTES_PER_ENTRY <= text_bytes]
+    return max(fitting, default=VOCABULARIES[0])
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, or_fewer: bool = False) -> Tokenizer:
     """Train a vocabulary on `texts`: id 0 is end of text, ids 1 to 256 are bytes, then merges by rank.
 
+    With `or_fewer`, a text that does not have that many distinct words gets a smaller vocabulary.
     Deterministic: the same texts in the same order give a byte-identical `tokenizer.json`.
     """
     from tokenizers import Tokenizer as Learner
@@ -189,14 +200,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     learner.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer=trainer)
     found = learner.get_vocab_size()
-    if found != vocab_size:
+    if found != vocab_size and not or_fewer:
         raise DataError(
             expected=f"text with enough distinct words for a vocabulary of {vocab_size}",
             found=f"enough for {found}",
-            do="choose a smaller vocabulary or provide more text",
+            do=f"leave --vocab out, give at most {found}, or provide more text",
         )
     model = json.loads(learner.to_str())["model"]
-    return Tokenizer(f"bpe{vocab_size}", _tokenizer_json(model["vocab"], [tuple(m) for m in model["merges"]]))
+    return Tokenizer(f"bpe{found}", _tokenizer_json(model["vocab"], [tuple(m) for m in model["merges"]]))
 
 
 def gpt2_tokenizer(ranks: dict[bytes, int]) -> Tokenizer:

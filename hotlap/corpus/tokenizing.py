@@ -10,40 +10,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
 from hotlap.corpus.decoding import Tally
-from hotlap.corpus.sources import Piece
+from hotlap.corpus.pieces import Piece
 from hotlap.corpus.tokenizer import Ids, Tokenizer
 from hotlap.data.manifest import ShardEntry, describe_shard
 from hotlap.data.shards import SPLITS, ShardWriter, shard_name
 from hotlap.progress import ByteProgress
 
 BATCH_CHARACTERS = 2**20  # per task of a worker thread
-
-
-def is_validation(index: int, val_fraction: Fraction) -> bool:
-    """Whether the document with this index (from 0) belongs to the validation split.
-
-    True where round(index · val_fraction) increases: for 1/20, documents 10, 30, 50 and so on.
-    """
-    part, whole = val_fraction.as_integer_ratio()
-    # floor(i·part/whole + 1/2) in integer arithmetic
-    return (2 * index * part + whole) // (2 * whole) > (2 * (index - 1) * part + whole) // (2 * whole)
-
-
-def assign_splits(pieces: Iterable[Piece], val_fraction: Fraction) -> Iterator[tuple[str, Piece]]:
-    """Pair each piece with the split of its document."""
-    index = -1
-    split = ""
-    for piece in pieces:
-        if piece.begins_document:
-            index += 1
-            split = "val" if is_validation(index, val_fraction) else "train"
-        yield split, piece
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hotlap.json_files import seal, unseal
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "hotlap-tokens"
 MANIFEST_VERSION = 1
+OPTIONAL_LISTS = ("files", "problems", "notes")
 
 # `hotlap data prepare` creates this file before the first shard and removes it after writing the manifest. A
 # directory that contains it is rejected, because some of its shards may be missing.
@@ -44,6 +45,28 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
+class FileEntry:
+    """A file that the text was read from."""
+
+    file: str
+    read_as: str  # its format and encoding, in words
+    documents: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file, or a line of one, that was left out or repaired."""
+
+    file: str
+    line: int | None  # None: the whole file
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{'' if self.line is None else f', line {self.line}'}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Manifest:
     tokenizer: TokenizerEntry
     vocab_size: int
@@ -55,6 +78,10 @@ class Manifest:
     settings: Mapping[str, str] = field(
         default_factory=dict
     )  # options of the preparation, to detect a change
+    # Of the user's own files; the first ones if there are very many. Absent from the file if empty.
+    files: tuple[FileEntry, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()  # what was chosen in the preparation, and why
 
     def of_split(self, split: str) -> tuple[ShardEntry, ...]:
         """A split's shards in name order, which is the order of the token stream."""
@@ -77,6 +104,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     path = directory / MANIFEST_NAME
     content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, **asdict(manifest)}
     content["shards"] = list(content["shards"])
+    for name in OPTIONAL_LISTS:
+        content[name] = list(content[name])
+        if not content[name]:
+            del content[name]
     assert _manifest_from(path, content) == manifest, "the manifest does not survive a round trip"
     with writing(path):
         write_atomically(path, seal(content))
@@ -173,6 +204,12 @@ class _Fields:
             return self.take(name)
         return self.number(name)
 
+    def optional_list(self, name: str) -> list[Any]:
+        value = self.left.pop(name, [])
+        if not isinstance(value, list):
+            raise self.wrong("a list", value, name)
+        return value
+
     def done(self) -> None:
         if self.left:
             raise self.wrong("no unknown fields", sorted(self.left))
@@ -207,6 +244,14 @@ def _manifest_from(path: Path, content: Any) -> Manifest:
         licence=fields.text("licence"),
         counters=_counters_from(path, fields.take("counters")),
         settings=_settings_from(path, fields.take("settings")),
+        files=tuple(
+            _file_from(path, f"files.{i}", entry) for i, entry in enumerate(fields.optional_list("files"))
+        ),
+        problems=tuple(
+            _problem_from(path, f"problems.{i}", entry)
+            for i, entry in enumerate(fields.optional_list("problems"))
+        ),
+        notes=tuple(_note_from(path, i, note) for i, note in enumerate(fields.optional_list("notes"))),
     )
     fields.done()
     return manifest
@@ -232,6 +277,31 @@ def _shard_from(path: Path, where: str, content: Any) -> ShardEntry:
     )
     fields.done()
     return entry
+
+
+def _file_from(path: Path, where: str, content: Any) -> FileEntry:
+    fields = _Fields(path, where, content)
+    entry = FileEntry(
+        file=fields.text("file"),
+        read_as=fields.text("read_as"),
+        documents=fields.number("documents"),
+        text_bytes=fields.number("text_bytes"),
+    )
+    fields.done()
+    return entry
+
+
+def _problem_from(path: Path, where: str, content: Any) -> Problem:
+    fields = _Fields(path, where, content)
+    problem = Problem(fields.text("file"), fields.number_or_none("line"), fields.text("reason"))
+    fields.done()
+    return problem
+
+
+def _note_from(path: Path, index: int, note: Any) -> str:
+    if not isinstance(note, str):
+        raise _damaged(path, f"a string as `notes.{index}`", repr(note)[:80])
+    return note
 
 
 def _counters_from(path: Path, content: Any) -> dict[str, int]:

@@ -14,7 +14,6 @@ from hotlap.data.loader import Batch, copies_asynchronously, to_batch, to_device
 from hotlap.data.stream import TokenStream
 from hotlap.errors import ConfigError, DataError
 
-
 # Attention is masked in blocks: sequences are whole numbers of them.
 BLOCK_TOKENS = 128
 

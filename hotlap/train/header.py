@@ -30,7 +30,7 @@ def described_validation(config: Config, data: Data) -> str:
     if data.val is None:
         return "none: the data has no validation split; losses are of training text only"
     if data.validation is None:
-        return f"none: the split has {len(data.val):,} tokens, fewer than a block of {BLOCK_TOKENS} and one more"
+        return f"none: the split has {len(data.val):,} tokens, not more than a block of {BLOCK_TOKENS}"
     bytes_per_token = f"{data.bytes_per_token:.3f}" if data.bytes_per_token else "unknown"
     return (
         f"{data.validation.tokens:,} tokens{described_sequences(config)},"

@@ -171,7 +171,7 @@ def data_directory(config: Config) -> Path:
         return path
     if config.data.source not in NAMES:
         raise DataError(
-            expected=f"a directory of shards or a corpus ({', '.join(NAMES)})",
+            expected=f"a file or folder of text, a directory of shards or a corpus ({', '.join(NAMES)})",
             found=f"data.source = {config.data.source}",
             do="check the path, or see `hotlap data list`",
         )
