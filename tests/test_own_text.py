@@ -44,7 +44,7 @@ def test_one_file_trains_without_a_size_to_know(here: Path, capsys: pytest.Captu
     (here / "book.txt").write_text(text_of(30_000))
     first = in_process(capsys, "train", "softcap", *PLAIN, "--data", "book.txt", "--name", "first")
     assert first.returncode == 0, first.stderr
-    assert "validation the end of the text" in first.stderr
+    assert "validation the last " in first.stderr
     assert "fitted     vocabulary of " in first.stderr
     config = json.loads((here / "runs" / "first" / "config.json").read_text())
     manifest = read_manifest(Path(config["data"]["source"]))

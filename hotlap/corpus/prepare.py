@@ -18,7 +18,7 @@ from hotlap.corpus.corpora import fetch_gpt2_tokenizer
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.hub import HubSource
 from hotlap.corpus.sources import Source
-from hotlap.corpus.splits import ByRule, Plan, choose_documents, find_tail, repeats_training, tail_start
+from hotlap.corpus.splits import ByRule, Plan, Tail, choose_documents, find_tail, repeats_training, tail_start
 from hotlap.corpus.survey import MOST_LISTED, Survey
 from hotlap.corpus.tokenizer import (
     GPT2,
@@ -217,13 +217,15 @@ def _tokenize(source: Source, settings: ShardSettings, work: Path, workers: int,
     notes: list[str] = []
     plan = _plan(source, survey, settings, notes)
     tokenizer = _tokenizer_for(source, survey, settings, plan, notes, say)
-    for note in notes:
-        say(note)
     tally = Tally()
     with ByteProgress("tokenizing", source.bytes_to_read) as progress:
         batches = in_batches(plan.assign(source.pieces(tally)), tally)
         shards = write_shards(batches, tokenizer, work, settings.shard_tokens, workers, progress)
     check_training_text(shards)
+    if isinstance(plan, Tail):
+        notes.append(describe_tail(plan, shards))
+    for note in notes:
+        say(note)
     tokenizer.save(work)
     return Manifest(
         tokenizer=TokenizerEntry(tokenizer.name, tokenizer.fingerprint, TOKENIZER_FILE),
@@ -266,8 +268,8 @@ def _plan(source: Source, survey: Survey | None, settings: ShardSettings, notes:
     exact, alike = survey.repeated()
     if exact or alike:
         notes.append(
-            f"repeated   {exact + alike} documents repeat another: {exact} exactly,"
-            f" {alike} but for case, spaces and punctuation"
+            f"repeated   {exact + alike} documents: {exact} exactly,"
+            f" {alike} but for case, spaces, punctuation"
         )
     if not fraction:
         notes.append("validation none: --val-fraction 0")
@@ -277,8 +279,8 @@ def _plan(source: Source, survey: Survey | None, settings: ShardSettings, notes:
         return _plan_tail(source, survey, fraction, notes, keep_duplicates=settings.keep_duplicates)
     if chosen.moved:
         notes.append(
-            f"validation {chosen.moved} documents moved to training, because they repeat documents of it"
-            " (--keep-duplicates leaves them)"
+            f"validation without {chosen.moved} documents that training has too"
+            " (--keep-duplicates: with them)"
         )
     return chosen
 
@@ -291,13 +293,13 @@ def _plan_tail(
     if repeats_training(survey, plan) and not keep_duplicates:
         notes.append("validation none: the end of the text repeats documents before it")
         return ByRule(Fraction(0))
-    documents = f"{survey.documents} document{'s' * (survey.documents != 1)}"
-    where = f"after the end of {plan.boundary}" if plan.characters else "at the start of a document"
-    notes.append(
-        f"validation the end of the text, from document {plan.document + 1}, character"
-        f" {plan.characters + 1:,} on, {where}: {documents} cannot be split by whole documents"
-    )
     return plan
+
+
+def describe_tail(plan: Tail, shards: Iterable[ShardEntry]) -> str:
+    val_bytes = sum(shard.text_bytes or 0 for shard in shards if shard.split == "val")
+    where = f"after {plan.boundary}" if plan.characters else "between documents"
+    return f"validation the last {val_bytes:,} bytes, cut {where}: too few documents to hold some out"
 
 
 def _tokenizer_for(
@@ -312,11 +314,8 @@ def _tokenizer_for(
             return train_tokenizer(sample, vocabulary)
         text_bytes = source.text_bytes if survey is None else survey.text_bytes
         tokenizer = train_tokenizer(sample, fitting_vocabulary(text_bytes), or_fewer=True)
-    size = f"{text_bytes / 1e6:.1f} MB" if text_bytes >= 1e6 else f"{text_bytes / 1e3:.1f} kB"
-    notes.append(
-        f"vocabulary {tokenizer.vocab_size} tokens, as {size} of text carry: rarer ones would hardly be"
-        " learned (--vocab N for another)"
-    )
+    size = f"{text_bytes / 1e6:,.1f} MB" if text_bytes >= 1e6 else f"{text_bytes / 1e3:.3g} kB"
+    notes.append(f"vocabulary {tokenizer.vocab_size} tokens, as {size} of text carry (--vocab N for another)")
     return tokenizer
 
 

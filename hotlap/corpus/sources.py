@@ -205,7 +205,9 @@ class FilesSource:
             survey.problems.append(Problem(file.name, mistake.line, mistake.reason))
 
         try:
+            position = tally.bytes_read
             encoding = self._find_encoding(file)
+            tally.bytes_read = position  # of the pass, in which a file is then read from its start
             for piece in self._read(file, encoding, tally, skip_line):
                 survey.add(piece.text, begins_document=piece.begins_document)
             survey.end_file(file.name, file.kind, encoding, start)
