@@ -113,7 +113,7 @@ def _page(book: zipfile.ZipFile, member: str, name: str) -> Iterator[str]:
     with book.open(member) as page:
         encoding = find_encoding(page, f"{name}/{member}", declared=declared)  # type: ignore[arg-type]
     text = book.read(member)[len(encoding.mark) :].decode(encoding.codec, "replace")
-    yield from text_of_page([text])
+    yield from text_of_page([text], f"{name}/{member}")
 
 
 def _local(node: ElementTree.Element) -> str:

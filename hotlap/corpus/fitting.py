@@ -48,7 +48,7 @@ def follow_data(
     if few and config.data.order == "stream" and change("data.tail", "carry"):
         reasons.append("no tail dropped, because it would be much of the text")
     asked = config.evaluation.tokens
-    if asked is not None and val_tokens - 1 < asked and change("evaluation.tokens", None):
+    if asked is not None and 0 < val_tokens <= asked and change("evaluation.tokens", None):
         reasons.append(f"validation on all {val_tokens:,} tokens that there are")
     return changes, reasons
 

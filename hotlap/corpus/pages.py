@@ -9,41 +9,16 @@ import re
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 
+from hotlap.errors import DataError
+
 _WITHOUT_TEXT = frozenset(["script", "style", "template", "title"])
+# One text, so that the list stays on a few lines.
 _PARAGRAPHS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "table",
-        "ul",
-    ]
+    re.findall(
+        r"\w+",
+        "address article aside blockquote body dd details div dl dt fieldset figcaption figure footer form"
+        " h1 h2 h3 h4 h5 h6 header hr main nav ol p pre section table ul",
+    )
 )
 _LINES = frozenset(["br", "li", "option", "tr", "summary", "caption"])
 _CELLS = frozenset(["td", "th"])
@@ -127,16 +102,23 @@ class _Text(HTMLParser):
         return text
 
 
-def text_of_page(blocks: Iterable[str]) -> Iterator[str]:
-    """The text of a page that is given in blocks of any size, ended by a newline."""
+def text_of_page(blocks: Iterable[str], name: str) -> Iterator[str]:
+    """The text of a page that is given in blocks of any size, ended by a newline. `name`: for messages."""
     parser = _Text()
     some = False
-    for block in blocks:
-        parser.feed(block)
-        if text := parser.take():
-            some = True
-            yield text
-    parser.close()
+    try:
+        for block in blocks:
+            parser.feed(block)
+            if text := parser.take():
+                some = True
+                yield text
+        parser.close()
+    except AssertionError as error:  # the parser's own, for a declaration that it does not know
+        raise DataError(
+            expected=f"a page of HTML at {name}",
+            found=f"markup that cannot be read: {error}",
+            do="fix or remove it, or pass --skip-bad-files",
+        ) from error
     text = parser.take()
     if some or text:
         yield text + "\n"

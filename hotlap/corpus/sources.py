@@ -276,7 +276,9 @@ class FilesSource:
         if file.kind == TEXT:
             yield from split_documents(self._blocks(file, encoding, tally), self.separator, tally)
         elif file.kind == HTML:
-            yield from split_documents(text_of_page(self._blocks(file, encoding, tally)), None, tally)
+            yield from split_documents(
+                text_of_page(self._blocks(file, encoding, tally), file.name), None, tally
+            )
         elif file.kind in (LINES, TABLE, PARQUET):
             yield from self._rows(file, encoding, tally, on_bad_line)
         else:
