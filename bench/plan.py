@@ -1,19 +1,22 @@
 """How close is `hotlap plan` to the public logs of the records, in memory and in time?
 
-    python -m bench.plan [--write]      seconds; needs no GPU
+    python -m bench.plan [--exact] [--write]      seconds; needs no GPU
 
-`--write` puts the tables into docs/gpus.md, between its markers.
+`--write` puts the tables into docs/gpus.md, between its markers. `--exact` adds the table of compiled steps,
+which takes minutes, g++ and Triton.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.recipes_table import markdown
 from hotlap.plan.estimate import Estimate, estimate
+from hotlap.plan.exact import exact_step
 from hotlap.plan.machine import gpu_machine
 from hotlap.recipes import resolve
 from hotlap.report.page import write_atomically
@@ -91,12 +94,27 @@ def elsewhere() -> str:
     return markdown(["GPUs", "sequence tokens", "peak of usable MiB", "logits", "minutes"], rows)
 
 
+def compiled_steps() -> str:
+    """Of `softcap` on an H100: one graph on one rank, parts on several."""
+    rows = []
+    for gpus in (1, 8):
+        step = exact_step(resolve("softcap", "small"), gpu_machine("H100", gpus, 1))
+        launches = [f"{phase.total:,}" for phase in step.phases]
+        outside = f"{step.launches_outside_matmuls:,}"
+        moved = f"{step.bytes_outside_matmuls / 1e9:,.0f}"
+        row = [f"`{step.mode}`", f"{step.graphs}", f"{step.kernels}", *launches, outside, moved]
+        rows.append([*row, f"{step.peak_mib:,.0f}"])
+    header = ["compiled", "graphs", "kernels", "forward", "backward", "update", "outside matmuls", "GB there"]
+    return markdown([*header, "peak MiB"], rows)
+
+
 TABLES = {"logs": compared_with_logs, "elsewhere": elsewhere}
+EXACT_TABLES = {"exact": compiled_steps}  # that take minutes
 
 
-def with_tables(page: str) -> str:
+def with_tables(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """The page with each table between its two markers."""
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         start, end = f"<!-- plan-{name}:start -->", f"<!-- plan-{name}:end -->"
         assert page.count(start) == page.count(end) == 1, f"{PAGE} needs {start} and {end}, once each"
         before, rest = page.split(start)
@@ -107,10 +125,16 @@ def with_tables(page: str) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the tables to docs/gpus.md")
-    if parser.parse_args(words).write:
-        write_atomically(PAGE, with_tables(PAGE.read_text(encoding="utf-8")).encode())
-    for table in TABLES.values():
-        print(f"{table()}\n")
+    parser.add_argument("--exact", action="store_true", help="also compile steps, in minutes")
+    arguments = parser.parse_args(words)
+    tables = {**TABLES, **(EXACT_TABLES if arguments.exact else {})}
+    made = {name: table() for name, table in tables.items()}
+    for text in made.values():
+        print(f"{text}\n")
+    if arguments.write:
+        page = PAGE.read_text(encoding="utf-8")
+        written = with_tables(page, {name: partial(str, text) for name, text in made.items()})
+        write_atomically(PAGE, written.encode())
 
 
 if __name__ == "__main__":
