@@ -16,6 +16,7 @@ from hotlap.race.directory import RaceDirectory
 from hotlap.race.plan import Plan
 from hotlap.race.plan import to_json as plan_to_json
 from hotlap.report.analysis import METRICS, analyze, to_json
+from hotlap.report.machines import count_machines, machine_of
 from hotlap.report.page import write_report
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA
 from hotlap.runs.reader import CONFIG_NAME, Run, load_run
@@ -48,7 +49,7 @@ def left_out(directory: RaceDirectory, plan: Plan, runs_by_label: Mapping[str, S
     notes = []
     if missing := [name for name in planned if name not in counted]:
         notes.append(f"runs of the plan that are not counted: {', '.join(missing)}")
-    found = sorted(path.parent.name for path in directory.path.glob(f"*/{CONFIG_NAME}"))
+    found = sorted(path.parent.name for path in directory.path.glob(f"[!.]*/{CONFIG_NAME}"))
     if others := [name for name in found if name not in planned]:
         notes.append(f"runs that are not in the plan: {', '.join(others)}")
     return notes
@@ -66,6 +67,7 @@ def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
             "command": plan.command,
             "date": first.started[:10],
             "machine": {key: first.environment.get(key) for key in MACHINE},
+            "machines": count_machines(runs_by_label),
             "plan": plan_to_json(plan),
             "statistics": to_json(analysis),
             "changes": effects(plan, runs_by_label, analysis) if plan.ablation else [],
@@ -83,6 +85,7 @@ def _run_result(label: str, run: Run) -> dict[str, Any]:
         "label": label,
         "seed": run.config.seed,
         "status": run.status,
+        "machine": machine_of(run),
         "val_loss": run.last("val_loss"),
         "val_bpb": run.last("val_bpb"),
         "train_s": run.train_s,

@@ -18,6 +18,7 @@ from hotlap.errors import ReportError
 from hotlap.files import without_folders
 from hotlap.json_files import finite
 from hotlap.report import stats
+from hotlap.report.machines import machine_notes, machine_of
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
 from hotlap.runs.reader import Run
@@ -28,6 +29,7 @@ BPB = Metric("bpb", "final bits/byte", "bits/byte", 4)
 TIME = Metric("train_s", "time to target", "s", 1)
 TOKENS = Metric("tokens", "tokens to target", "tokens", 0)
 SPEED = Metric("tokens_per_s", "speed", "tokens/s", 0, lower_is_better=False)
+TIMED = (TIME.key, SPEED.key)  # what the machine has a part in: compared within a machine
 METRICS = {metric.key: metric for metric in (BPB, LOSS, TIME, TOKENS, SPEED)}
 
 # Two runs with the same seed share initial weights and data only if these settings agree. With fewer pairs
@@ -226,18 +228,26 @@ def _verdicts(
     if not candidates:
         return {}
     pairs = [pairing_holds(counted[baseline], counted[label]) for label in candidates]
+    machines = None
+    if metric.key in TIMED:
+        named = [[machine_of(run) for run in runs] for runs in counted.values()]
+        machines = named if len({name for names in named for name in names}) > 1 else None
     if is_wait:
         found = judge_waits(
-            metric, waits[baseline][metric.key], [waits[label][metric.key] for label in candidates], pairs
+            metric,
+            waits[baseline][metric.key],
+            [waits[label][metric.key] for label in candidates],
+            pairs,
+            machines,
         )
     else:
         values = {label: _values(runs, metric.key) for label, runs in counted.items()}
-        found = judge(metric, values[baseline], [values[label] for label in candidates], pairs)
+        found = judge(metric, values[baseline], [values[label] for label in candidates], pairs, machines)
     return dict(zip(candidates, found, strict=True))
 
 
 def _notes(runs_by_label: RunsByLabel) -> list[str]:
-    notes = []
+    notes = machine_notes(runs_by_label)
     for label, runs in runs_by_label.items():
         for status in ("running", "interrupted", "diverged"):
             names = [run.name for run in runs if run.status == status]

@@ -25,6 +25,7 @@ from hotlap.report.analysis import (
     RunsByLabel,
     settings_that_differ,
 )
+from hotlap.report.machines import machine_of
 from hotlap.report.markup import Cell, folded, number, plain_table, sortable_table, swatch
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
 from hotlap.report.verdict import Metric
@@ -193,9 +194,11 @@ def runs_table(runs_by_label: RunsByLabel) -> str:
                     (number(run.train_s, 1), run.train_s),
                     (number(speed, 0), speed),
                     (", ".join(map(str, run.resumed_at)) or "–", float(len(run.resumed_at))),
+                    (escape(machine_of(run)), machine_of(run)),
                 ]
             )
-    headers = ["run", "recipe", "seed", "status", "loss", "bits/byte", "training s", "tokens/s", "resumed at"]
+    headers = ["run", "recipe", "seed", "status", "loss", "bits/byte", "training s", "tokens/s"]
+    headers += ["resumed at", "machine"]
     return sortable_table("Runs", headers, rows)
 
 

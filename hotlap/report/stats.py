@@ -64,7 +64,7 @@ def summarize(values: Values) -> Summary:
     return Summary(x.size, mean, sd, mean - half, mean + half)
 
 
-def _has_spread(*samples: Floats) -> bool:
+def has_spread(*samples: Floats) -> bool:
     """Whether values differ by more than rounding error. Without spread the t statistic is undefined."""
     return any(np.ptp(x) > 1e-12 * max(1.0, float(np.abs(x).max())) for x in samples)
 
@@ -73,7 +73,7 @@ def welch(baseline: Values, candidate: Values) -> Difference:
     """Welch's t test: two independent samples with unequal variances."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     mean = float(b.mean() - a.mean()) if a.size and b.size else NAN
-    if min(a.size, b.size) < 2 or not _has_spread(a, b):
+    if min(a.size, b.size) < 2 or not has_spread(a, b):
         return Difference("Welch", mean, NAN, NAN, NAN)
     result = stats.ttest_ind(b, a, equal_var=False)
     interval = result.confidence_interval(CONFIDENCE)
@@ -85,7 +85,7 @@ def paired(baseline: Values, candidate: Values) -> Difference:
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     assert a.size == b.size, f"pairs need equal sizes, found {a.size} and {b.size}"
     mean = float((b - a).mean()) if a.size else NAN
-    if a.size < 2 or not _has_spread(b - a):
+    if a.size < 2 or not has_spread(b - a):
         return Difference("paired t", mean, NAN, NAN, NAN)
     result = stats.ttest_rel(b, a)
     interval = result.confidence_interval(CONFIDENCE)
@@ -109,7 +109,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def mean_below(values: Values, target: float) -> float:
     """p-value of the one-sided t test of "mean < target"."""
     x = np.asarray(values, dtype=np.float64)
-    if x.size < 2 or not _has_spread(x):
+    if x.size < 2 or not has_spread(x):
         return NAN
     return float(stats.ttest_1samp(x, target, alternative="less").pvalue)
 
@@ -117,7 +117,7 @@ def mean_below(values: Values, target: float) -> float:
 def hedges_g(baseline: Values, candidate: Values) -> tuple[float, float, float]:
     """Hedges' g: the difference in pooled standard deviations, bias-corrected, with confidence interval."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    if min(a.size, b.size) < 2 or not _has_spread(a, b):
+    if min(a.size, b.size) < 2 or not has_spread(a, b):
         return NAN, NAN, NAN
     freedom = a.size + b.size - 2
     pooled = math.sqrt(((a.size - 1) * a.var(ddof=1) + (b.size - 1) * b.var(ddof=1)) / freedom)
@@ -231,7 +231,7 @@ def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
         return NAN, NAN
     until = np.concatenate([candidate.until, baseline.until])
     reached = np.concatenate([candidate.reached, baseline.reached])
-    hazard = _cumulative_hazard(until, reached)  # expected events per run
+    hazard = cumulative_hazard(until, reached)  # expected events per run
     expected, others_expected = hazard[: candidate.count].sum(), hazard[candidate.count :].sum()
     if not (expected and others_expected):  # no events, or one side was censored before all of them
         return NAN, NAN
@@ -248,7 +248,7 @@ def log_rank(baseline: Waits, candidate: Waits) -> tuple[float, float]:
     return p, float((observed / expected) / (others / others_expected))
 
 
-def _cumulative_hazard(until: Floats, reached: npt.NDArray[np.bool_]) -> Floats:
+def cumulative_hazard(until: Floats, reached: npt.NDArray[np.bool_]) -> Floats:
     """Nelson-Aalen estimate over all runs together, at each run's own time."""
     times = np.unique(until[reached])
     events = (reached & (until == times[:, None])).sum(axis=1)

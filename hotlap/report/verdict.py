@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from hotlap.report import stats
+from hotlap.report.machines import difference_within, log_rank_within
 from hotlap.report.stats import ALPHA, CONFIDENCE, MOST_SEEDS, NAN, Difference, Values, Waits
 
 Outcome = Literal["helps", "hurts", "no evidence"]
@@ -43,40 +44,72 @@ class Verdict:
     more_seeds: int | None  # None: decided, or more than MOST_SEEDS
 
 
+# Of the runs of the baseline and of each candidate; None: all were trained on one machine, or it does not
+# matter.
+Machines = Sequence[Sequence[str]] | None
+
+
 def judge(
-    metric: Metric, baseline: Values, candidates: Sequence[Values], pairs: Sequence[bool]
+    metric: Metric,
+    baseline: Values,
+    candidates: Sequence[Values],
+    pairs: Sequence[bool],
+    machines: Machines = None,
 ) -> list[Verdict]:
     """Compare each candidate with the baseline. `pairs[i]`: candidate i has the same seeds, in order."""
-    differences = [
-        stats.paired(baseline, candidate) if is_paired else stats.welch(baseline, candidate)
-        for candidate, is_paired in zip(candidates, pairs, strict=True)
+    samples = [
+        _compare(baseline, candidate, is_paired, None if machines is None else (machines[0], machines[i + 1]))
+        for i, (candidate, is_paired) in enumerate(zip(candidates, pairs, strict=True))
     ]
-    adjusted = stats.holm([difference.p for difference in differences])
+    adjusted = stats.holm([difference.p for difference, *_ in samples])
     verdicts = []
-    for candidate, is_paired, difference, p in zip(candidates, pairs, differences, adjusted, strict=True):
+    for (difference, first, candidate, is_paired), p in zip(samples, adjusted, strict=True):
         outcome = _outcome(p, (difference.mean < 0) == metric.lower_is_better)
         more = None
         if outcome == "no evidence":
-            more = _more_seeds(baseline, candidate, is_paired, ALPHA / len(candidates))
-            words = _undecided(more, min(len(baseline), len(candidate)))
+            more = _more_seeds(first, candidate, is_paired, ALPHA / len(candidates))
+            words = _undecided(more, min(len(first), len(candidate)))
+            if machines is not None and math.isnan(difference.mean):
+                more, words = None, "not compared: no machine trained both"
         else:
             words = (
                 f"{outcome} ({metric.format(difference.mean, signed=True)} {metric.unit}, "
                 f"{100 * CONFIDENCE:g} % CI {metric.format(difference.low, signed=True)}"
                 f" to {metric.format(difference.high, signed=True)})"
             )
-        effect = stats.hedges_g(baseline, candidate)
+        effect = stats.hedges_g(first, candidate)
         verdicts.append(Verdict(outcome, words, difference, p, effect, more))
     return verdicts
 
 
+def _compare(
+    baseline: Values, candidate: Values, is_paired: bool, machines: tuple[Sequence[str], Sequence[str]] | None
+) -> tuple[Difference, Values, Values, bool]:
+    """The difference, the two samples that its size is measured in, and whether they are pairs."""
+    # Pairs that were trained on one machine each are within machines already.
+    if machines is not None and not (is_paired and list(machines[0]) == list(machines[1])):
+        difference, plain_baseline, plain_candidate = difference_within(baseline, candidate, machines)
+        return difference, plain_baseline, plain_candidate, False
+    difference = stats.paired(baseline, candidate) if is_paired else stats.welch(baseline, candidate)
+    return difference, baseline, candidate, is_paired
+
+
 def judge_waits(
-    metric: Metric, baseline: Waits, candidates: Sequence[Waits], pairs: Sequence[bool]
+    metric: Metric,
+    baseline: Waits,
+    candidates: Sequence[Waits],
+    pairs: Sequence[bool],
+    machines: Machines = None,
 ) -> list[Verdict]:
     """Like `judge`, for time or tokens to target. If any run missed the target, all use the log-rank test."""
     if all(waits.all_reached for waits in (baseline, *candidates)):
-        return judge(metric, baseline.until, [waits.until for waits in candidates], pairs)
-    results = [stats.log_rank(baseline, candidate) for candidate in candidates]
+        return judge(metric, baseline.until, [waits.until for waits in candidates], pairs, machines)
+    results = [
+        stats.log_rank(baseline, candidate)
+        if machines is None
+        else log_rank_within(baseline, candidate, (machines[0], machines[i + 1]))
+        for i, candidate in enumerate(candidates)
+    ]
     adjusted = stats.holm([p for p, _ in results])
     verdicts = []
     for candidate, (p, ratio), p_adjusted in zip(candidates, results, adjusted, strict=True):

@@ -10,6 +10,9 @@ from typing import Any
 from hotlap.errors import CheckpointError
 from hotlap.json_files import damaged
 
+# Set where a cluster trains: the name that it gives the machine.
+MACHINE_VARIABLE = "HOTLAP_MACHINE"
+
 # Each may be absent or null.
 TYPES = {"earlier": list, "data": dict, "model": dict, "variables": dict, "routing": list}
 DATA_TEXTS = ("source", "directory", "fingerprint", "tokenizer")

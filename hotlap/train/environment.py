@@ -19,6 +19,7 @@ import torch
 import hotlap
 from hotlap import __version__, hardware
 from hotlap.files import without_home
+from hotlap.runs.recorded import MACHINE_VARIABLE
 
 # Variables that affect speed or results. Full names only: a pattern could match a secret.
 RECORDED_VARIABLES = (
@@ -87,6 +88,7 @@ def describe_environment(
         "compile": compile_mode,
         "cores": hardware.usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        **({"machine": os.environ[MACHINE_VARIABLE]} if MACHINE_VARIABLE in os.environ else {}),
         "git_commit": source_commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "variables": {
