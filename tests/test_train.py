@@ -506,7 +506,7 @@ def test_other_data_than_the_run_was_started_with_is_refused(tiny_data, tmp_path
 def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_path, monkeypatch):
     done = []
     monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path))
-    monkeypatch.setattr("hotlap.train.run.ensure_prepared", lambda name, *_, **__: done.append(name))
+    monkeypatch.setattr("hotlap.corpus.configured.ensure_prepared", lambda name, *_, **__: done.append(name))
     monkeypatch.setattr("hotlap.distributed.launch.launch", lambda procs, _: done.append(procs) or 0)
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit, match=r"^0$"):

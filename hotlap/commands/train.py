@@ -187,12 +187,13 @@ def print_config(console: Console, config: Config, *, as_json: bool) -> None:
 def train_in_processes(
     args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
 ) -> NoReturn:
+    from hotlap.corpus.configured import ensure_data
     from hotlap.distributed.launch import launch
     from hotlap.distributed.leaving import leave_at_once
     from hotlap.distributed.process_group import check_slurm_tasks
     from hotlap.hardware import select_device
     from hotlap.runs.sinks import check_sinks
-    from hotlap.train.run import check_ranks, check_reduction, ensure_data
+    from hotlap.train.run import check_ranks, check_reduction
 
     if args.procs < 1:
         raise ConfigError(expected="--procs of 1 or more", found=str(args.procs), do="give a positive number")

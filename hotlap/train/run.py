@@ -18,13 +18,13 @@ import torch.distributed as dist
 from rich.console import Console
 
 from hotlap.config import Config, EvaluationConfig
-from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
+from hotlap.corpus.configured import data_directory, ensure_data
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
-from hotlap.errors import CheckpointError, ConfigError, DataError, DeviceError, DivergenceError
+from hotlap.errors import CheckpointError, ConfigError, DeviceError, DivergenceError
 from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
-from hotlap.progress import Say, silent
+from hotlap.progress import silent
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.runs.recorder import MainRecorder, Recorder
@@ -156,30 +156,6 @@ def open_device(device: torch.device) -> None:
     """Open the CUDA context and start autograd's device thread before the first timed step."""
     if device.type == "cuda":
         torch.autograd.backward(torch.empty(1, device=device, requires_grad=True))
-
-
-def ensure_data(config: Config, say: Say) -> None:
-    """Prepare the corpus of a run, unless its directory is there."""
-    if not data_directory(config).is_dir():
-        ensure_prepared(config.data.source, vocabulary(config), config.data.num_shards, say=say)
-
-
-def data_directory(config: Config) -> Path:
-    """The directory of the run's data, which may not exist yet."""
-    path = Path(config.data.source)
-    if path.is_dir():
-        return path
-    if config.data.source not in NAMES:
-        raise DataError(
-            expected=f"a file or folder of text, a directory of shards or a corpus ({', '.join(NAMES)})",
-            found=f"data.source = {config.data.source}",
-            do="check the path, or see `hotlap data list`",
-        )
-    return prepared_directory(config.data.source, vocabulary(config), config.data.num_shards)
-
-
-def vocabulary(config: Config) -> int | str:
-    return "gpt2" if config.data.tokenizer == "gpt2" else config.model.vocab_size
 
 
 @contextmanager
