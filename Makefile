@@ -5,7 +5,7 @@ BIN := .venv/bin
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: lap lint test test-all bench recipes-table setup triton clean
+.PHONY: lap lint test test-all bench recipes-table setup triton ray clean
 
 setup: .venv/.ready
 
@@ -18,6 +18,10 @@ setup: .venv/.ready
 # Not a part of `dev`: where torch is built for CUDA it brings its own.
 triton: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps triton
+
+# Ray (0.3 GB) lets tests of races on a cluster start one on this machine. Without it they are skipped by name.
+ray: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 
 lap: setup
 	$(BIN)/hotlap train sprint --size nano

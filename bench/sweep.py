@@ -173,7 +173,6 @@ def main() -> None:
     parser.add_argument("--on", default="local", help="the engine, as of `hotlap race`")
     parser.add_argument("--write", action="store_true", help="write the table to docs/benchmarks.md")
     arguments = parser.parse_args()
-    check_engine(arguments.on)
     sweep = SWEEPS[arguments.sweep]
     runs = arguments.runs / arguments.sweep
     runs.mkdir(parents=True, exist_ok=True)
@@ -188,6 +187,7 @@ def main() -> None:
         for seed in range(sweep.seeds)
         for label in sweep.variants
     }
+    check_engine(arguments.on, runs, [task.config for task in tasks.values()])
     train(list(tasks.values()), arguments.on, runs)
     results: dict[str, list[dict[str, Any]]] = {label: [] for label in sweep.variants}
     for (label, _), task in tasks.items():

@@ -1,12 +1,14 @@
 """Engines: what keeps one busy, what `--on` refuses, and runs that train at the same time."""
 
+import importlib.util
 import io
+import re
 import time
 
 import pytest
 
 from hotlap.race.directory import RaceDirectory
-from hotlap.race.engine import Task, carry_out, open_engine
+from hotlap.race.engine import Task, Training, carry_out, open_engine
 from hotlap.race.plan import make_plan
 from hotlap.race.progress import RaceProgress
 from hotlap.race.runner import Runner
@@ -54,10 +56,12 @@ def race(tmp_path, engine, work):
         return work(Runner(PLAN, directory, engine, progress))
 
 
-def test_a_race_fills_the_engine_in_the_order_of_its_rounds(tmp_path):
+def test_runs_at_the_same_time_begin_each_round_with_another_recipe(tmp_path):
     engine = MadeUpEngine(slots=3)
     assert race(tmp_path, engine, Runner.run) == []
-    assert (engine.order, engine.most) == (NAMES, 3)
+    assert engine.most == 3
+    assert engine.order[:6] == [*NAMES[:2], NAMES[3], NAMES[2], *NAMES[4:6]]
+    assert sorted(engine.order) == sorted(NAMES)
 
 
 def test_rounds_can_be_run_one_after_the_other_until_it_is_enough(tmp_path):
@@ -85,11 +89,60 @@ def test_a_budget_counts_runs_that_train_at_the_same_time(tmp_path):
     assert within(100, 4, "four at once") == 8
 
 
-@pytest.mark.parametrize("on", ["moon", "local=here", ""])
+@pytest.mark.parametrize("on", ["moon", "local=here", "ray=", ""])
 def test_an_engine_that_does_not_exist_is_refused(on, tmp_path):
     arguments = ["race", "softcap", "--size", "pico", f"--on={on}", "--runs", str(tmp_path / "runs")]
-    assert "--on local" in complaint(hotlap_here(*arguments))
+    assert "--on local, ray or ray=ADDRESS" in complaint(hotlap_here(*arguments))
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_one_line_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    arguments = ["race", "softcap", "--size", "pico", "--on", "ray", "--runs", str(tmp_path / "runs")]
+    line = complaint(hotlap_here(*arguments))
+    assert "the package ray for --on ray; found it is not installed; pip install 'hotlap[ray]'" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_race_with_runs_on_a_cluster_is_not_trained_here(tmp_path):
+    (tmp_path / "race").mkdir()
+    (tmp_path / "race" / ".ray.json").write_text("{}")
+    arguments = ["race", "softcap", "--size", "pico", "--runs", str(tmp_path), "--name", "race"]
+    assert "--on ray for" in complaint(hotlap_here(*arguments))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_every_run_that_trains_or_how_many_more(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "8")
+    runs = [
+        Training(task(tmp_path, f"softcap, seed {seed}"), seed / 8, "3f2a91c0" if seed else None)
+        for seed in range(8)
+    ]
+
+    def shown(count):
+        stream = Terminal()
+        with RaceProgress(PLAN, 3, stream) as progress:
+            progress.training(runs[:count], 250.0)
+            progress._bar._live.refresh()
+            progress.say("race: a line between")
+        text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue())
+        return [line.rstrip() for line in text.replace("\r", "\n").splitlines()]
+
+    few = shown(2)
+    assert "   0%  softcap, seed 0" in few
+    assert "  12%  softcap, seed 1 on 3f2a91c0" in few
+    assert any(line.endswith("3 of 8 runs, about 0:04:10 left") for line in few)
+    assert "race: a line between" in few
+    many = shown(8)
+    assert "       and 4 more" in many
+    assert "  50%  softcap, seed 4 on 3f2a91c0" not in many
+    assert all(len(line) <= 80 for line in many)
 
 
 # --- with real runs ---

@@ -1,6 +1,7 @@
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,11 @@ import pytest
 
 import hotlap
 from hotlap.errors import ReportError
-from hotlap.report.live import MAX_CONNECTIONS, LiveHandler, LiveServer
+from hotlap.files import atomic_directory
+from hotlap.race.directory import RaceDirectory
+from hotlap.race.plan import make_plan
+from hotlap.race.watched import WatchedRace
+from hotlap.report.live import MAX_CONNECTIONS, LiveHandler, LiveServer, WatchedRun
 from tests.browser import browser, console_complaints, needs_browser, requested_urls, wait_until
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
@@ -31,7 +36,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    with LiveServer(run) as started:
+    with LiveServer(WatchedRun(run)) as started:
         thread = threading.Thread(target=started.serve_forever, args=(0.05,))
         thread.start()
         yield started
@@ -97,7 +102,7 @@ def test_a_foreign_host_name_that_points_here_is_refused(server):
 
 def test_connections_that_say_nothing_end_and_are_few(run, monkeypatch):
     monkeypatch.setattr(LiveHandler, "timeout", 1.0)
-    with LiveServer(run) as server:
+    with LiveServer(WatchedRun(run)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         before = threading.active_count()
@@ -113,11 +118,40 @@ def test_connections_that_say_nothing_end_and_are_few(run, monkeypatch):
         thread.join()
 
 
+def test_a_race_is_watched_with_the_runs_that_train_elsewhere(tmp_path):
+    plan = make_plan(["softcap", "adamw"], "pico", 2, {"schedule.steps": 50})
+    directory = RaceDirectory(tmp_path / "race")
+    directory.write_plan(plan)
+    with pytest.raises(ReportError, match="a race with a run that has begun"):
+        LiveServer(WatchedRace(directory.path))
+    make_run(directory.path / "softcap-seed0")
+    far = make_run(directory.path / ".live" / "adamw-seed0", recipe="adamw", status=None)
+    server = LiveServer(WatchedRace(directory.path))
+    try:
+        (softcap, adamw), notes = (list(part) for part in server.watched.read())
+        assert (softcap, adamw) == ("softcap", "adamw")
+        assert notes == [
+            "1 of 4 runs have ended",
+            "training: adamw-seed0 on A processor <of note>, step 50 of 50",
+        ]
+        before = server.version()
+        append_metrics(far, metric_lines(steps=50, final_loss=3.3)[:1])
+        assert server.version() != before
+        with atomic_directory(directory.path / "adamw-seed0") as work:
+            work.rmdir()
+            make_run(work, recipe="adamw")
+            assert server.watched.read()[1][0] == "1 of 4 runs have ended"
+        shutil.rmtree(far)
+        assert server.watched.read()[1] == ["2 of 4 runs have ended"]
+    finally:
+        server.server_close()
+
+
 def test_wrong_input(tmp_path, run, server):
     assert "config.json" in complaint(run_hotlap("watch", str(tmp_path / "nowhere")))
     for port in (server.server_port, 99999):
         with pytest.raises(ReportError, match="a port to listen on"):
-            LiveServer(run, port)
+            LiveServer(WatchedRun(run), port)
 
 
 def test_the_command_prints_its_address_and_stops_when_interrupted(run):

@@ -19,7 +19,7 @@ from hotlap.commands.train import default_size
 from hotlap.config import Config
 from hotlap.errors import INTERRUPTED, ConfigError
 from hotlap.progress import to_stderr
-from hotlap.race.engine import LOCAL, check_engine, open_engine
+from hotlap.race.engine import LOCAL, RAY, check_engine, open_engine
 from hotlap.recipes import SIZES
 from hotlap.settings import parse
 from hotlap.terminal import make_console
@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
         "--on",
         default=LOCAL,
         metavar="ENGINE",
-        help=f"{LOCAL} (default): one run after the other on this machine",
+        help=f"{LOCAL} (default), or {RAY}[=ADDRESS]: on the machines of a Ray cluster, many runs at once",
     )
     parser.epilog = (
         "Settings, such as --target-bpb 1.5 or --steps 200, apply to every run; `hotlap train --help` lists"
@@ -111,7 +111,7 @@ def run_race(
 
     for start in plan.rounds()[0]:
         check_ranks(plan.config(start), plan.procs or 1)
-    check_engine(on)
+    check_engine(on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
     budget_s = None if budget is None else parse_seconds(budget)
     directory.check(plan)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -1,8 +1,8 @@
 """What carries out runs: the interface of an engine, and the loop that keeps one busy.
 
 A task is one run, which an engine trains in a process of its own. `local` trains here, one run after the
-other by default. A race, an ablation, a sweep and whatever else is made of runs describes them as tasks, and
-does not ask where they are trained.
+other by default; `ray` on the machines of a cluster. A race, an ablation, a sweep and whatever else is made
+of runs describes them as tasks, and does not ask where they are trained.
 
     with open_engine("local", path, lock, say) as engine:
         for ended in carry_out(engine, tasks):
@@ -16,6 +16,7 @@ training; each saves a checkpoint first.
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ from hotlap.config import Config
 from hotlap.errors import ConfigError
 from hotlap.progress import Say
 
-LOCAL = "local"
+LOCAL, RAY = "local", "ray"
+MARK_NAME = ".ray.json"  # in the directory of a race while runs of it may be on a cluster
+LIVE_NAME = ".live"  # beside it: the metrics so far of runs that train on other machines
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -115,18 +118,49 @@ def carry_out(
         yield from engine.wait(SECONDS_BETWEEN_LOOKS)
 
 
-def check_engine(on: str) -> None:
-    """Refuse what this machine cannot do, before anything is written."""
-    if on != LOCAL:
-        raise ConfigError(expected=f"--on {LOCAL}", found=f"`{on}`", do="leave it out")
+def check_engine(on: str, directory: Path, configs: Sequence[Config], procs: int | None = None) -> None:
+    """Refuse an engine that cannot train these runs in `directory`, before anything is written."""
+    name, address = _parsed(on)
+    if name == LOCAL:
+        if (directory / MARK_NAME).exists():
+            raise ConfigError(
+                expected=f"--on {RAY} for {directory}, of which runs may be on a cluster",
+                found=f"--on {LOCAL}",
+                do=f"add --on {RAY}[=ADDRESS], or remove {directory / MARK_NAME} if that cluster is gone",
+            )
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            expected=f"the package ray for --on {RAY}",
+            found="it is not installed",
+            do="pip install 'hotlap[ray]'",
+        )
+    from hotlap.race.ray_machines import check_cluster
+
+    check_cluster(address, configs, procs)
 
 
-def open_engine(on: str, directory: Path, lock: FileIO | None, say: Say, *, at_once: int = 1) -> Engine:  # noqa: ARG001
+def _parsed(on: str) -> tuple[str, str | None]:
+    """(engine, address) of `--on`."""
+    name, equals, address = on.partition("=")
+    if name not in (LOCAL, RAY) or (equals and (name == LOCAL or not address)):
+        raise ConfigError(
+            expected=f"--on {LOCAL}, {RAY} or {RAY}=ADDRESS", found=f"`{on}`", do="choose one of them"
+        )
+    return name, address or None
+
+
+def open_engine(on: str, directory: Path, lock: FileIO | None, say: Say, *, at_once: int = 1) -> Engine:
     """The engine that `--on` names, for tasks whose directories are in `directory`.
 
-    lock: the processes of local runs inherit this file. at_once: how many runs `local` trains at once.
+    lock: the processes of local runs inherit this file. at_once: how many runs `local` trains at once; a
+    cluster takes as many as fit.
     """
-    check_engine(on)
+    name, address = _parsed(on)
+    if name == RAY:
+        from hotlap.race.ray_cluster import RayEngine
+
+        return RayEngine(address, directory, say)
     from hotlap.race.local import LocalEngine
 
     return LocalEngine(lock, say, at_once)

@@ -33,7 +33,7 @@ class Pace:
 
 class RaceProgress:
     """On a terminal:  race ━━━━━━━━━━╸━━━━━━━━━ 3 of 6 runs, about 0:04:10 left
-                         adamw, seed 1 on 3f2a91c0    45 %
+                        45%  adamw, seed 1 on 3f2a91c0
     Elsewhere:         race: 3 of 6 runs; adamw, seed 1: finished, 1.4321 bits/byte; about 0:04:10 left
     """
 
@@ -94,14 +94,12 @@ class _Bar:
 
         self._progress.update(self._task, completed=done, description=text)
         most = max(1, self._console.height - LINES_LEFT)
-        shown = runs[:most] if len(runs) > most else runs
-        width = max((len(_place(run)) for run in shown), default=0)
         lines = [
-            Text(f"  {_place(run):{width}}  {run.share:4.0%}", no_wrap=True, overflow="ellipsis")
-            for run in shown
+            Text(f" {run.share:4.0%}  {_place(run)}", no_wrap=True, overflow="ellipsis")
+            for run in runs[:most]
         ]
         if len(runs) > most:
-            lines.append(Text(f"  and {len(runs) - most} more"))
+            lines.append(Text(f"       and {len(runs) - most} more"))
         self._live.update(Group(self._progress, *lines))
 
     def print(self, line: str) -> None:

@@ -38,14 +38,25 @@ class Runner:
 
     def run(self, budget_s: float | None = None) -> list[Start]:
         """Run what has not ended yet; returns what the budget left out, in whole rounds after the first."""
-        first, *others = self.plan.rounds()
+        first, *others = self._rounds()
         if budget_s is None:
-            self.carry_out(start for round_ in self.plan.rounds() for start in round_)
+            self.carry_out(start for round_ in (first, *others) for start in round_)
         else:
             began = time.monotonic()
             self.carry_out(first)  # tells how long a round takes
             self.carry_out(self._within(others, began + budget_s))
         return self._waiting
+
+    def _rounds(self) -> list[list[Start]]:
+        """The plan's rounds. If runs train at the same time, each round begins with another recipe.
+
+        Otherwise, of two recipes on two machines, each would meet the same machine in every round.
+        """
+        turns = len(self.plan.entries) if self.engine.slots > 1 else 1
+        return [
+            round_[number % turns :] + round_[: number % turns]
+            for number, round_ in enumerate(self.plan.rounds())
+        ]
 
     def carry_out(self, starts: Iterable[Start]) -> None:
         """Run those of `starts` that have not ended yet, and return when they have."""

@@ -1,22 +1,24 @@
-"""`hotlap watch`: serves the report of a run while it trains, to this machine only.
+"""`hotlap watch`: serves the report of a run, or of several, while they train, to this machine only.
 
-The server reads only the run directory. It listens on the loopback address and checks the Host header, so
+The server reads only their directories. It listens on the loopback address and checks the Host header, so
 that no other web page can read a run through a host name that resolves to this address (DNS rebinding).
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import socket
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from hotlap.errors import HotlapError, ReportError
-from hotlap.report.analysis import label_runs
+from hotlap.report.analysis import RunsByLabel, label_runs
 from hotlap.report.page import build_content, encoded, render_page
 from hotlap.runs.reader import RunFiles, load_run
 
@@ -26,13 +28,37 @@ MAX_CONNECTIONS = 32  # at a time; a page needs one or two
 TIMEOUT_SECONDS = 10.0  # for each part of a request; a browser sends it at once
 
 
+class Watched(Protocol):
+    """What a page is made of while it grows."""
+
+    title: str
+
+    def read(self) -> tuple[RunsByLabel, list[str]]:
+        """The runs by label and the notes on them, as they are at the moment. Raises what is wrong."""
+
+    def directories(self) -> list[Path]:
+        """Of the runs; they need not exist."""
+
+
+class WatchedRun:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.title = directory.resolve().name
+
+    def read(self) -> tuple[RunsByLabel, list[str]]:
+        return label_runs([load_run(self.directory)]), []
+
+    def directories(self) -> list[Path]:
+        return [self.directory]
+
+
 class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, directory: Path, port: int = 0) -> None:
-        """Port 0 takes a free one. Raises if the directory is not a run."""
-        load_run(directory)
-        self.directory = directory
+    def __init__(self, watched: Watched, port: int = 0) -> None:
+        """Port 0 takes a free one. Raises if there is nothing to read."""
+        watched.read()
+        self.watched = watched
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), LiveHandler)
@@ -63,13 +89,14 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def version(self) -> str:
-        """A text that changes whenever a file of the run does."""
-        run, parts = RunFiles(self.directory), []
-        for path in (run.config_path, run.environment_path, run.metrics_path, run.summary_path):
-            if path.exists():
-                stat = path.stat()
-                parts.append(f"{path.name}-{stat.st_size}-{stat.st_mtime_ns}")
-        return "_".join(parts)
+        """A text that changes whenever a file of a run does."""
+        digest = hashlib.sha256()
+        for run in map(RunFiles, self.watched.directories()):
+            for path in (run.config_path, run.environment_path, run.metrics_path, run.summary_path):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = path.stat()
+                    digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
+        return digest.hexdigest()
 
 
 class LiveHandler(BaseHTTPRequestHandler):
@@ -92,8 +119,8 @@ class LiveHandler(BaseHTTPRequestHandler):
 
     def _page(self) -> None:
         try:
-            run = load_run(self.server.directory)
-            page = render_page(label_runs([run]), run.name, live_url=NEWS)
+            runs_by_label, notes = self.server.watched.read()
+            page = render_page(runs_by_label, self.server.watched.title, notes=notes, live_url=NEWS)
         except HotlapError as mistake:
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", encoded(f"{mistake}\n"))
             return
@@ -106,7 +133,8 @@ class LiveHandler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
             return
         try:
-            news = build_content(label_runs([load_run(self.server.directory)]))
+            runs_by_label, notes = self.server.watched.read()
+            news = build_content(runs_by_label, notes=notes)
         except HotlapError as mistake:
             news = {"error": str(mistake)}
         self._answer(HTTPStatus.OK, "application/json", json.dumps({**news, "version": version}).encode())
