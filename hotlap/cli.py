@@ -11,11 +11,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hotlap import __version__
 from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
 from hotlap.settings import nearest
+from hotlap.suggestions import is_setting, unknown_option
 from hotlap.terminal import printable
 from hotlap.waiting import sharing_cores
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "race": "compare recipes over several seeds and test whether the difference is significant",
     "ablate": "undo a recipe's changes one at a time to measure each one's effect",
     "sample": "generate text with a trained model",
+    "play": "go on with what you type, at a prompt",
     "eval": "evaluate a trained model on whole validation splits",
     "export": "export a trained model to a self-contained directory",
     "data": "prepare, inspect and list token data",
@@ -48,10 +50,23 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         own, settings = self._split(arguments) if self.takes_settings else (list(arguments), {})
-        args = self.parse_args(own)
+        for name in settings:
+            if not is_setting(name):
+                raise self._unknown_option(name)
+        args, unknown = self.parse_known_args(own)
+        for word in unknown:
+            if word.startswith("--"):
+                raise self._unknown_option(word.removeprefix("--").partition("=")[0])
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         args.settings = settings
         args.words = list(arguments)
         return args
+
+    def _unknown_option(self, name: str) -> ConfigError:
+        others = {command: options_of(command_parser(command)) for command in COMMANDS}
+        command = self.prog.removeprefix("hotlap ")
+        return unknown_option(command, name, options_of(self), others, settings=self.takes_settings)
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """Split into the command's own arguments and settings. A setting without a value gets ""."""
@@ -90,22 +105,45 @@ def build_parser() -> Parser:
 
 def dispatch(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
+    if args.command is None:
+        raise ConfigError(
+            expected="a command",
+            found="none",
+            do="`hotlap train sprint` trains a model in minutes, `hotlap --help` lists all commands",
+        )
     if args.command not in COMMANDS:
         known = list(COMMANDS)
         raise ConfigError(
             expected=f"a command ({', '.join(known)})",
-            found=f"`{args.command}`" if args.command else "none",
-            do=nearest(args.command or "", known),
+            found=f"`{args.command}`",
+            do=nearest(args.command, known),
         )
-    module = importlib.import_module(f"hotlap.commands.{args.command}")
+    parser = command_parser(args.command)
+    return int(command_module(args.command).run(parser.parse(args.arguments)))
+
+
+def command_module(command: str) -> Any:
+    return importlib.import_module(f"hotlap.commands.{command}")
+
+
+def command_parser(command: str) -> Parser:
     parser = Parser(
-        prog=f"hotlap {args.command}",
-        description=COMMANDS[args.command],
+        prog=f"hotlap {command}",
+        description=COMMANDS[command],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.configure(parser)
-    return int(module.run(parser.parse(args.arguments)))
+    command_module(command).configure(parser)
+    return parser
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """The names of its options and of its subcommands', without dashes."""
+    found = {name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found = found.union(*(options_of(one) for one in action.choices.values()))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotlap.cli import Parser
-from hotlap.commands.model_arguments import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, described_step, load_model
 from hotlap.errors import INTERRUPTED
 from hotlap.inference.options import SampleOptions
 from hotlap.progress import to_stderr
@@ -28,6 +28,11 @@ def configure(parser: Parser) -> None:
         metavar="TEXT",
         help="the start of the text; may be given several times (default: empty)",
     )
+    add_sampling_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_sampling_arguments(parser: Parser) -> None:
     default = SampleOptions()
     add = parser.add_argument
     add("--tokens", type=int, default=default.max_tokens, metavar="N", help="at most N tokens (%(default)s)")
@@ -36,11 +41,14 @@ def configure(parser: Parser) -> None:
     add("--top-p", type=float, metavar="P", help="sample from the most likely tokens of total probability P")
     add("--seed", type=int, default=default.seed, help="the same seed gives the same text (%(default)s)")
     add("--samples", type=int, default=default.num_samples, metavar="N", help="per prompt (%(default)s)")
-    add("--json", action="store_true", help="print JSON")
+
+
+def sample_options(args: argparse.Namespace) -> SampleOptions:
+    return SampleOptions(args.tokens, args.samples, args.temperature, args.top_k, args.top_p, args.seed)
 
 
 def run(args: argparse.Namespace) -> int:
-    options = SampleOptions(args.tokens, args.samples, args.temperature, args.top_k, args.top_p, args.seed)
+    options = sample_options(args)
     loaded = load_model(args)
     prompts: list[str] = args.prompt or [""]
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         }
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
     to_stderr(
-        f"step {loaded.step}: {made} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens per second"
+        f"{described_step(loaded)}: {made} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens per second"
     )
     return 0
 
