@@ -1,32 +1,47 @@
 # Every target sets up what it needs in .venv first; a second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+# An index to install torch from instead of pip's own, such as that of its builds without CUDA (README).
+TORCH_INDEX ?=
 # Tests run one thread each, one worker per core. Neighbours share fixtures, so a worker takes a run of tests,
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 .PHONY: lap lint test test-all bench recipes-table setup triton ray clean
 
-setup: .venv/.ready
+# What a lap needs, at the versions in the first part of constraints.txt: pip has nothing to resolve. Where torch
+# comes with CUDA it needs more, which `pip check` finds. Python compiles what it imports, pip need not all.
+setup: .venv/.lap-ready
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.lap-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	sed '/^# For tests/,$$d' constraints.txt > .venv/lap.txt
+ifneq ($(TORCH_INDEX),)
+	$(PIP) install --quiet --no-deps --no-compile --index-url $(TORCH_INDEX) $$(grep '^torch==' .venv/lap.txt)
+endif
+	$(PIP) install --quiet --no-deps --no-compile --requirement .venv/lap.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) check >/dev/null || $(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/.ready: .venv/.lap-ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # Triton (0.7 GB) and g++ let tests of the CUDA path run without a GPU. Without them they are skipped by name.
 # Not a part of `dev`: where torch is built for CUDA it brings its own.
-triton: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps triton
+triton: .venv/.ready
+	$(PIP) install --quiet --constraint constraints.txt --no-deps triton
 
 # Ray (0.3 GB) lets tests of races on a cluster start one on this machine. Without it they are skipped by name.
-ray: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+ray: .venv/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[ray]'
 
 lap: setup
 	$(BIN)/hotlap train sprint --size nano
 
-lint: setup
+lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -43,13 +58,13 @@ bench: .venv/.bench-ready
 	$(BIN)/python -m bench --write
 
 .venv/.bench-ready: .venv/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 # A quarter of an hour on two cores; stopped, it goes on when called again. RACE: options of `hotlap race`.
 RACE ?= --size nano --seeds 3 --schedule.steps 160 --evaluation.every_steps 40 --evaluation.tokens 65536
 
-recipes-table: setup
+recipes-table: .venv/.ready
 	$(BIN)/python -m bench.recipes_table $(RACE)
 
 clean:

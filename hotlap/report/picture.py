@@ -25,7 +25,7 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
         raise ReportError(
             expected="matplotlib, to write a PNG",
             found="no such package",
-            do="install it with `pip install 'hotlap[png]'`",
+            do="install it with `pip install matplotlib`",
         ) from None
     analysis = analyze(runs_by_label)
     if analysis.target:

@@ -66,5 +66,5 @@ def _require(package: str) -> Any:
         raise ConfigError(
             expected=f"the package {package} for --log {package}",
             found="it is not installed",
-            do=f"pip install 'hotlap[{package}]'",
+            do=f"pip install {package}",
         ) from None
