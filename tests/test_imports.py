@@ -20,6 +20,8 @@ LEVELS = {
     "config": 2,
     "terminal": 2,
     "progress": 2,
+    "live_line": 2,
+    "suggestions": 3,
     "recipes": 3,
     "hardware": 3,
     "attention": 3,

@@ -114,8 +114,9 @@ def test_the_checkpoint_is_the_one_asked_for(tmp_path):
     run = copied_run(tmp_path)
     with_val_loss(run, 4, 0.5)
     with_val_loss(run, 5, 0.7)
-    assert load_quietly(run).step == 5
+    assert load_quietly(run).step == 4
     assert load_quietly(run, checkpoint="best").step == 4
+    assert load_quietly(run, checkpoint="latest").step == 5
     assert load_quietly(run, checkpoint="step-000003").step == 3
     assert load_quietly(run, checkpoint=str(run / "checkpoints" / "step-000003")).step == 3
     with pytest.raises(CheckpointError, match="step-000009"):
@@ -125,6 +126,8 @@ def test_the_checkpoint_is_the_one_asked_for(tmp_path):
 def test_no_checkpoint_is_the_best_when_none_was_measured(tmp_path):
     run = copied_run(tmp_path)
     with_val_loss(run, 3, None)
+    assert load_quietly(run).step == 3
+    assert not load_quietly(run).stored.is_best
     with pytest.raises(CheckpointError, match="validation loss"):
         load_quietly(run, checkpoint="best")
 

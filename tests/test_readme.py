@@ -50,7 +50,8 @@ def after_the_page(tiny_data, tmp_path_factory) -> Path:
         (texts / f"{number}.txt").write_text(README.read_text(encoding="utf-8")[number * 50 :])
     done = []
     for words in hotlap_lines():
-        if words[0] in RACES or words[:2] == ["doctor", "--gpu"]:  # the latter in test_acceptance.py
+        # Elsewhere: test_acceptance.py, and test_play.py, with a terminal.
+        if words[0] in (*RACES, "play") or words[:2] == ["doctor", "--gpu"]:
             continue
         if words[0] == "train" and "--dry-run" not in words:
             words = shorten(words, tiny_data)
@@ -120,6 +121,11 @@ def test_the_example_that_loads_a_model_runs(after_the_page):
     run = subprocess.run(program, cwd=after_the_page, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("The state of the Union is")
+
+
+def test_nothing_advises_to_install_a_package_that_no_index_has():
+    for path in (*README.parent.glob("hotlap/**/*.py"), *README.parent.glob("docs/*.md"), README):
+        assert not re.search(r"pip install\W+hotlap", path.read_text(encoding="utf-8")), path
 
 
 def test_links_lead_to_files():

@@ -225,11 +225,16 @@ def test_the_records_rules_give_way_to_what_is_asked_for():
 @pytest.mark.parametrize(
     "changes, world_size, words",
     [
-        ({}, 1, "every 10 minutes and at the end"),
+        ({}, 1, "every 10 minutes, when validation improves and at the end"),
         ({}, 8, "at the end only, as the record, with 8 ranks or more"),
-        ({"checkpoint.every_minutes": 2.5}, 8, "every 2.5 minutes and at the end"),
-        ({"checkpoint.every_minutes": 0.0}, 1, "at the end only"),
-        ({"checkpoint.every_steps": 50}, 1, "every 50 steps, every 10 minutes and at the end"),
+        ({"checkpoint.every_minutes": 2.5}, 8, "every 2.5 minutes, when validation improves and at the end"),
+        ({"checkpoint.every_minutes": 0.0}, 1, "when validation improves and at the end"),
+        ({"checkpoint.every_minutes": 0.0, "checkpoint.keep_best": False}, 1, "at the end only"),
+        (
+            {"checkpoint.every_steps": 50, "checkpoint.keep_best": False},
+            1,
+            "every 50 steps, every 10 minutes and at the end",
+        ),
         ({"checkpoint.every_steps": 50}, 8, "every 50 steps and at the end"),
     ],
 )

@@ -92,7 +92,10 @@ def test_the_header_says_what_could_happen_in_silence(tiny_data, tmp_path):
         "dropped per epoch",
         "left out",
         "cpu",
-        "checkpoint every 10 minutes and at the end",
+        "checkpoint every 10 minutes, when validation improves and at the end",
+        "optimizers ",
+        " tensors, ",
+        " epochs",
     ):
         assert part in header
     assert "in sequences of" not in header  # validation sequences are as long as those of training
@@ -175,7 +178,7 @@ def test_a_checkpoint_knows_the_validation_of_its_step_and_the_best_one_is_kept(
     tiny_data, tmp_path, monkeypatch
 ):
     measured = iter([6.0, 5.0, 3.0, 4.0])  # at steps 0, 2, 4 and 6
-    monkeypatch.setattr("hotlap.train.loop.evaluate", lambda *_: Evaluation(next(measured), None))
+    monkeypatch.setattr("hotlap.train.loop.validate", lambda *_: Evaluation(next(measured), None))
     config = pico(tiny_data, 6, evaluation__every_steps=2, checkpoint__every_steps=2, checkpoint__keep=1)
     train(config, tmp_path, "run")
     kept = store.stored(tmp_path / "run" / "checkpoints")

@@ -79,3 +79,19 @@ def test_a_sequence_that_is_no_multiple_of_a_block():
         ConfigError, match=r"a validation sequence length that is a multiple of 128 tokens; found 200"
     ):
         validation_batches(stream_of(512), None, 200)
+
+
+@pytest.mark.parametrize("most_tokens, expected", [(1, 1), (256, 1), (700, 2), (1280, 5), (10_000, 5)])
+def test_a_part_is_spread_over_the_split_and_the_rest_is_the_rest(most_tokens, expected):
+    for world_size in (1, 2, 3):
+        seen = []
+        for rank in range(world_size):
+            whole = validation_batches(stream_of(1300), None, 256, rank, world_size)
+            parts = whole.split(most_tokens)
+            seen.append([[int(batch.inputs[0, 0]) for batch in part] for part in parts])
+        part, rest = (sorted(start for ranks in seen for start in ranks[i]) for i in range(2))
+        assert len(part) == expected
+        assert sorted(part + rest) == list(range(0, 1280, 256))
+        assert sum(one.tokens for one in parts) == whole.tokens
+    if expected == 2:
+        assert part == [256, 768]

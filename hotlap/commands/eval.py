@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands.model_arguments import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, described_step, load_model
 from hotlap.errors import DataError
 from hotlap.terminal import make_console
 
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         answer = {"run": str(args.run), "step": loaded.step, "sources": results}
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")
         return 0
-    table = Table("data", "loss", "bits per byte", "tokens", "left out", "bytes", title=f"step {loaded.step}")
+    columns = ("data", "loss", "bits per byte", "tokens", "left out", "bytes")
+    table = Table(*columns, title=described_step(loaded))
     for result in results:
         bpb, text_bytes = result["bpb"], result["bytes"]
         table.add_row(

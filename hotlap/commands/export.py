@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hotlap.cli import Parser
-from hotlap.commands.model_arguments import add_model_arguments, load_model
+from hotlap.commands.model_arguments import add_model_arguments, described_step, load_model
 from hotlap.terminal import make_console
 
 
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     export(loaded, args.directory)
     size_mib = sum(path.stat().st_size for path in args.directory.iterdir()) / 2**20
     make_console().print(
-        f"exported step {loaded.step} to {args.directory} ({size_mib:.1f} MiB); loaded again,"
+        f"exported {described_step(loaded)} to {args.directory} ({size_mib:.1f} MiB); loaded again,"
         " its logits equal the run's bit for bit",
         markup=False,
         soft_wrap=True,

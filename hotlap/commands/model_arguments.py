@@ -16,12 +16,17 @@ def add_model_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run's directory, or an exported model's")
     parser.add_argument(
         "--checkpoint",
-        default="latest",
-        metavar="latest|best|PATH",
-        help="which checkpoint of a run (default: latest)",
+        default="auto",
+        metavar="auto|best|latest|PATH",
+        help="which checkpoint of a run (default: auto, the best, or the latest if none was validated)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
     parser.add_argument("--precision", help="auto, float32 or bfloat16 (default: as the run was trained)")
+
+
+def described_step(loaded: LoadedModel) -> str:
+    """Which step of the run the model is of, as the commands print it."""
+    return f"step {loaded.step}" + (", the best of its run" if loaded.stored.is_best else "")
 
 
 def load_model(args: argparse.Namespace) -> LoadedModel:

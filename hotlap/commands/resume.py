@@ -44,7 +44,7 @@ class ResumePoint(NamedTuple):
         status = RunFiles(self.directory).read_status()
         # A run that diverged before its last step may be tried again.
         did_all_steps = status.is_final and self.checkpoint.step == config.schedule.steps
-        return did_all_steps or status is RunStatus.TARGET
+        return did_all_steps or status in (RunStatus.TARGET, RunStatus.PATIENCE)
 
 
 def find_resume_point(args: argparse.Namespace, console: Console) -> ResumePoint:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -42,6 +45,7 @@ from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
     from hotlap.runs.directory import RunDirectory
+    from hotlap.runs.reader import Run
     from hotlap.train.run import Result
 
 
@@ -67,6 +71,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--allow-change", action="store_true", help="resume with other settings")
     parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
     parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
+    parser.add_argument("--verbose", action="store_true", help="list every parameter with its optimizer")
     parser.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     settings = "\n".join(f"  --{s.name}  {s.doc} ({describe_type(s.type)})" for s in settings_of(Config))
@@ -105,7 +110,7 @@ def train(args: argparse.Namespace) -> int:
         return 0
     if args.procs is not None:
         train_in_processes(args, config, point, console)
-    return train_here(config, root, name, point, args.log, console, starts_over=goes_on)
+    return train_here(config, root, name, point, args, console, starts_over=goes_on)
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
@@ -148,7 +153,11 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
 
 def new_config(args: argparse.Namespace, changes: dict[str, Any], *, is_new: bool = True) -> Config:
     if args.recipe is None:
-        raise ConfigError(expected="a RECIPE", found="none", do="`hotlap recipes` lists them")
+        raise ConfigError(
+            expected="a RECIPE",
+            found="none",
+            do="`hotlap train sprint` is the fastest on a CPU, `hotlap recipes` lists all",
+        )
     if args.name is not None and is_new:
         check_new_name(args.runs, args.name)
     find_recipe(args.recipe)
@@ -241,7 +250,7 @@ def train_here(
     root: Path,
     name: str | None,
     point: ResumePoint | None,
-    sinks: list[str],
+    args: argparse.Namespace,
     console: Console,
     *,
     starts_over: bool = False,
@@ -249,9 +258,11 @@ def train_here(
     from hotlap.train.run import RunOptions
     from hotlap.train.run import run as run_training
 
-    options = RunOptions(root, name, sinks=sinks, starts_over=starts_over)
+    options = RunOptions(root, name, sinks=args.log, starts_over=starts_over, verbose=args.verbose)
     if point is not None:
-        options = RunOptions(root, name, point.checkpoint, point.newest_step, sinks=sinks)
+        options = replace(
+            options, resume_from=point.checkpoint, newest_step=point.newest_step, starts_over=False
+        )
     result = run_training(config, options, console)
     if result.directory is None:
         return 0
@@ -267,16 +278,37 @@ def train_here(
 
 
 def finish(result: Result, directory: RunDirectory, console: Console) -> None:
-    """Print the results and the last sample, and write the report."""
+    """Print the results and a sample of the best weights, and write the report."""
     from hotlap.report.page import write_report
     from hotlap.runs.reader import load_run
 
     run = load_run(directory.path)
     console.print(results_table(result.summary))
     if run.samples:
-        console.print(f"\n[bold]sample[/bold]\n{escape(run.samples[-1].text)}\n")
+        of_step, text = closing_sample(run, directory)
+        console.print(f"\n[bold]sample{escape(of_step)}[/bold]\n{escape(text)}\n")
     write_report({run.name: [run]}, directory.report_path, run.name)
     console.print(f"report: {directory.report_path}", soft_wrap=True)
+    if run.samples:
+        console.print(f"next: {own_name()} play {directory.path}", markup=False, soft_wrap=True)
+
+
+def own_name() -> str:
+    """How to call this program again: as it was called where no shell would find it, as under `make`."""
+    program = Path(sys.argv[0])
+    return str(program) if program.name == "hotlap" and shutil.which("hotlap") is None else "hotlap"
+
+
+def closing_sample(run: Run, directory: RunDirectory) -> tuple[str, str]:
+    """Of which step it is, in words, and the text: of the best checkpoint, which may not be the last."""
+    from hotlap.inference.load import checkpoint_path, load
+
+    best = checkpoint_path(directory)
+    last = run.samples[-1]
+    if best.name == f"step-{last.step:06d}":
+        return "", last.text
+    loaded = load(directory.path, checkpoint=best.name, device=run.config.runtime.device)
+    return f" of step {loaded.step}, the best", loaded.generate()[0]
 
 
 def results_table(summary: dict[str, Any]) -> Table:
@@ -285,6 +317,8 @@ def results_table(summary: dict[str, Any]) -> Table:
     share = "unknown fraction" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
     rows = {
         "validation": validation_line(summary),
+        "best": best_line(summary),
+        "ended": "by patience: validation no longer improved" if summary["status"] == "patience" else "",
         "target": target_line(summary["target"]),
         "tokens": f"{summary['tokens']:,} in {summary['steps']} steps",
         "speed": f"{summary['tokens_per_s']:,.0f} tokens per second, {share} of the matmul peak",
@@ -302,6 +336,15 @@ def validation_line(summary: dict[str, Any]) -> str:
         return "none: the data has no validation split" if summary["val_tokens"] == 0 else "not finite"
     bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
     return f"loss {summary['val_loss']:.4f}, bits per byte {bpb}"
+
+
+def best_line(summary: dict[str, Any]) -> str:
+    """The best validation, if it was not the last."""
+    best = summary["best"]
+    if best is None or best["step"] == summary["steps"]:
+        return ""
+    bpb = "unknown" if best["bpb"] is None else f"{best['bpb']:.4f}"
+    return f"step {best['step']}: loss {best['loss']:.4f}, bits per byte {bpb}"
 
 
 def target_line(target: dict[str, Any] | None) -> str:

@@ -38,16 +38,21 @@ class EvaluationConfig:
     tokens: int | None = setting(
         10_485_760, "validation tokens, from the start of the split; none: the whole split"
     )
+    share: float | None = setting(
+        None,
+        "tokens of all validations before the last, as a fraction of those trained on; none: all, each time",
+    )
     validation_sequence_tokens: int | None = setting(
         None, "tokens per packed validation sequence; none: as in training"
     )
     target_loss: float | None = setting(None, "target validation loss")
     target_bpb: float | None = setting(None, "target validation bits per byte")
     stop_at_target: bool = setting(True, "end the run when the target is reached; false: run all steps")
+    patience: int = setting(0, "end the run after this many validations in a row above the best; 0: never")
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "every_steps")
-        for name in ("tokens", "validation_sequence_tokens", "target_loss", "target_bpb"):
+        require_not_negative(self, "every_steps", "patience")
+        for name in ("tokens", "share", "validation_sequence_tokens", "target_loss", "target_bpb"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         require(
@@ -66,7 +71,7 @@ class CheckpointConfig:
         0, "with at least this many ranks, ignore every_minutes; 0: whatever the number of ranks, do not"
     )
     keep: int = setting(2, "number of newest checkpoints to keep")
-    keep_best: bool = setting(True, "also keep the checkpoint with the lowest validation loss")
+    keep_best: bool = setting(True, "save when validation improves, and keep that checkpoint")
 
     def __post_init__(self) -> None:
         require_not_negative(self, "every_steps", "every_minutes", "end_only_from_ranks")
@@ -74,8 +79,14 @@ class CheckpointConfig:
 
     def minutes_between(self, world_size: int) -> float:
         """Minutes between the checkpoints of a run with this many ranks; 0: none by the clock."""
-        end_only = 0 < self.end_only_from_ranks <= world_size
-        return 0.0 if end_only else self.every_minutes
+        return 0.0 if self.is_end_only(world_size) else self.every_minutes
+
+    def is_end_only(self, world_size: int) -> bool:
+        """Whether a run with this many ranks saves nothing by the clock or by its validations."""
+        return 0 < self.end_only_from_ranks <= world_size
+
+    def saves_improvements(self, world_size: int) -> bool:
+        return self.keep_best and not self.is_end_only(world_size)
 
     def describe(self, world_size: int) -> str:
         """When a run with this many ranks saves a checkpoint, in words."""
@@ -83,11 +94,12 @@ class CheckpointConfig:
         during_run = [
             *([f"every {self.every_steps} steps"] if self.every_steps else []),
             *([f"every {minutes:g} minutes"] if minutes else []),
+            *(["when validation improves"] if self.saves_improvements(world_size) else []),
         ]
         if during_run:
             return ", ".join(during_run) + " and at the end"
         as_record = f", as the record, with {self.end_only_from_ranks} ranks or more"
-        return "at the end only" + (as_record if self.every_minutes else "")
+        return "at the end only" + (as_record if self.is_end_only(world_size) else "")
 
 
 @dataclass(frozen=True)

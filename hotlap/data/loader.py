@@ -86,6 +86,11 @@ class Loader:
         return self._order.dropped(self._state)
 
     @property
+    def tokens_per_epoch(self) -> int:
+        """Trained on in each epoch, over all ranks."""
+        return self._order.served(LoaderState(0, 1))
+
+    @property
     def tokens_dropped_per_epoch(self) -> int:
         return self._order.dropped(LoaderState(0, 1))
 

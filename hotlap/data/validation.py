@@ -1,12 +1,12 @@
 """Validation batches: the same tokens each time, from the start of the split, for any world size.
 
-Sequence k goes to rank k modulo the world size, so the number of sequences per rank may differ by one. To
-average, sum losses and token counts over batches and ranks, then divide.
+The k-th sequence goes to rank k modulo the world size, so the number of sequences per rank may differ by one.
+To average, sum losses and token counts over batches and ranks, then divide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -24,21 +24,34 @@ class ValidationBatches:
     def __init__(
         self,
         stream: TokenStream,
+        sequences: Sequence[tuple[int, int]],  # (first token, number of targets) of each
         *,
-        tokens: int,
-        sequence_tokens: int,
         rank: int,
         world_size: int,
         device: torch.device | str,
     ) -> None:
-        self.tokens = tokens  # targets, over all ranks
-        self.tokens_left_out = len(stream) - 1 - tokens  # targets of the split that are not evaluated
+        self.tokens = sum(count for _, count in sequences)  # targets, over all ranks
+        self.tokens_left_out = len(stream) - 1 - self.tokens  # targets of the split that are not evaluated
         self.stream = stream
         self.device = torch.device(device)
-        self.num_sequences = -(-tokens // sequence_tokens)  # over all ranks
+        self.num_sequences = len(sequences)  # over all ranks
         self.own_sequences = slice(rank, None, world_size)  # of them, those of this rank
-        starts = range(0, tokens, sequence_tokens)[self.own_sequences]
-        self._sequences = [(start, min(sequence_tokens, tokens - start)) for start in starts]
+        self._of_all_ranks = sequences
+        self._rank, self._world_size = rank, world_size
+        self._sequences = sequences[self.own_sequences]
+
+    def split(self, most_tokens: int) -> tuple[ValidationBatches, ValidationBatches]:
+        """At least one sequence and at most `most_tokens` tokens, evenly spread; and all other sequences."""
+        total = self.num_sequences
+        wanted = min(total, max(1, most_tokens * total // self.tokens))
+        spread = {(2 * i + 1) * total // (2 * wanted) for i in range(wanted)}
+        return self._only(spread), self._only(set(range(total)) - spread)
+
+    def _only(self, numbers: set[int]) -> ValidationBatches:
+        sequences = [self._of_all_ranks[number] for number in sorted(numbers)]
+        return ValidationBatches(
+            self.stream, sequences, rank=self._rank, world_size=self._world_size, device=self.device
+        )
 
     def __len__(self) -> int:
         """Number of batches on this rank."""
@@ -87,11 +100,6 @@ def validation_batches(
             do="validate on fewer tokens, or prepare a larger validation split",
         )
     available = (len(stream) - 1) // block_tokens * block_tokens
-    return ValidationBatches(
-        stream,
-        tokens=available if tokens is None else tokens,
-        sequence_tokens=sequence_tokens,
-        rank=rank,
-        world_size=world_size,
-        device=device,
-    )
+    end = available if tokens is None else tokens
+    sequences = [(start, min(sequence_tokens, end - start)) for start in range(0, end, sequence_tokens)]
+    return ValidationBatches(stream, sequences, rank=rank, world_size=world_size, device=device)

@@ -23,7 +23,7 @@ from hotlap.errors import CheckpointError, ConfigError, DataError
 from hotlap.files import file_sha256, reading
 from hotlap.hardware import select_device, select_precision
 from hotlap.inference.decode import uncached_logits
-from hotlap.inference.generate import encode_prompt, generate, samples
+from hotlap.inference.generate import TextStream, encode_prompt, generate, samples
 from hotlap.inference.options import SampleOptions
 from hotlap.json_files import unseal
 from hotlap.model import GPT, GPT2, build_model
@@ -49,6 +49,7 @@ class Stored:
     weights: Mapping[str, Tensor]
     training: Mapping[str, Any]  # tokens, validation results and data of the run; see `training_facts`
     read_tokenizer: Callable[[], Tokenizer]
+    is_best: bool = False  # whether it was chosen because its validation is the best of its run
 
 
 class LoadedModel:
@@ -98,6 +99,16 @@ class LoadedModel:
         known = self.tokenizer.vocab_size
         return generate(self.model, self.visibility, ids, options, known_tokens=known)
 
+    def stream(self, prompt: str, options: SampleOptions) -> Iterator[str]:
+        """Yield the continuation of a single sample as it is drawn: a piece of text per token."""
+        assert options.num_samples == 1, "a stream is of one sample"
+        stream = TextStream(self.tokenizer)
+        for (token,) in self.generate_steps(prompt, options):
+            assert token is not None, "generation ends with its only sample"
+            yield stream.add(token)
+        if rest := stream.close():
+            yield rest
+
     def _check_ids(self, ids: Sequence[int]) -> None:
         vocabulary = self.config.model.vocab_size
         wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
@@ -116,11 +127,12 @@ class LoadedModel:
 
 
 def load(
-    path: Path | str, *, checkpoint: str = "latest", device: str = "auto", precision: str | None = None
+    path: Path | str, *, checkpoint: str = "auto", device: str = "auto", precision: str | None = None
 ) -> LoadedModel:
     """Load the model of a run (`runs/<name>`) or of an exported directory.
 
-    checkpoint: `latest`, `best` (lowest validation loss), or the name or path of a checkpoint of the run.
+    checkpoint: `best` (lowest validation loss), `latest`, `auto` (the best, or the latest if none was
+    validated), or the name or path of a checkpoint of the run.
     precision: dtype of activations, `auto`, `float32` or `bfloat16`; None uses the run's setting.
     """
     path = Path(path)
@@ -167,9 +179,10 @@ def misfit(path: Path, found: str) -> CheckpointError:
     )
 
 
-def read_run(path: Path, checkpoint: str = "latest") -> Stored:
+def read_run(path: Path, checkpoint: str = "auto") -> Stored:
     run = RunDirectory.open(path)
     saved = store.load(checkpoint_path(run, checkpoint), groups=("model",))
+    is_best = checkpoint in ("auto", "best") and saved.state.get("val_loss") is not None
     try:
         training = training_facts(run, saved)
     except (KeyError, TypeError) as error:
@@ -185,15 +198,18 @@ def read_run(path: Path, checkpoint: str = "latest") -> Stored:
         weights=saved.tensors["model"],
         training=training,
         read_tokenizer=lambda: run_tokenizer(run, saved),
+        is_best=is_best,
     )
 
 
-def checkpoint_path(run: RunDirectory, name: str) -> Path:
+def checkpoint_path(run: RunDirectory, name: str = "auto") -> Path:
     if name == "latest":
         return store.latest(run.checkpoints)
-    if name == "best":
-        store.latest(run.checkpoints)  # raises if there is no checkpoint at all
+    if name in ("auto", "best"):
+        latest = store.latest(run.checkpoints)  # raises if there is no checkpoint at all
         best = store.best(run.checkpoints)
+        if best is None and name == "auto":
+            return latest
         if best is None:
             raise CheckpointError(
                 expected=f"a checkpoint with a validation loss in {run.checkpoints}",
@@ -257,11 +273,11 @@ def find_tokenizer(run: RunDirectory, saved: store.Checkpoint) -> Tokenizer:
     return load_tokenizer(directory)
 
 
-def read_exported(path: Path, checkpoint: str = "latest") -> Stored:
+def read_exported(path: Path, checkpoint: str = "auto") -> Stored:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if checkpoint != "latest":
+    if checkpoint not in ("auto", "latest"):
         raise ConfigError(
             expected="a run directory for --checkpoint",
             found=f"{path}, an exported model without checkpoints",

@@ -84,6 +84,15 @@ class Routing:
             table.add_row(row["parameter"], shape, row["role"], row["optimizer"], f"{row['lr']:g}", owner)
         return table
 
+    def summary(self) -> str:
+        """How many parameters and weights each optimizer has, on one line."""
+        parts = []
+        for optimizer in dict.fromkeys(route.optimizer for route in self.routes):
+            tensors = [route.tensor for route in self.routes if route.optimizer == optimizer]
+            weights = sum(tensor.numel() for tensor in tensors)
+            parts.append(f"{optimizer} {len(tensors)} tensors, {weights:,} weights")
+        return "; ".join(parts)
+
     def notes(self) -> list[str]:
         """Remarks to print below the table."""
         if self.config.clip_norm and any(route.optimizer == "muon" for route in self.routes):

@@ -129,6 +129,7 @@ SIZES = {
                 "batch.tokens_per_step": 2048,
                 "evaluation.every_steps": 160,
                 "evaluation.tokens": None,
+                "evaluation.share": 0.1,
             },
         ),
         Size("small", "the records", num_layers=12, width=768, num_heads=6, sequence_tokens=65_536),

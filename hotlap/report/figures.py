@@ -114,11 +114,15 @@ def _loss_figure(runs_by_label: RunsByLabel, x: str, y: str, target: Target | No
         grid, mean, low, high = mean_and_range(runs, x, y)
         if len(runs) > 1:
             traces.append(_band(label, color, grid, low, high))
-        if len(runs_by_label) == 1 and y == "val_loss":
+        if len(runs_by_label) == 1 and y != "loss":
             xs, trained, _, _ = mean_and_range(runs, x, "loss")
+            trained = trained * _per_nat(runs, y)
             traces.append(_line(label, color, "dot", xs, trained, name="training", width=1.5))
+            ranges.append((xs, trained, trained))
         traces.append(_line(label, color, dash, grid, mean, name=label, width=2.5))
         ranges.append((grid, low, high))
+        if len(runs) == 1 and y != "loss":
+            traces += _best_marker(label, color, runs[0], x, y)
     layout: dict[str, Any] = {"xaxis": _axis(X_AXES[x]), "yaxis": _axis(Y_AXES[y])}
     layout["xaxis"]["uirevision"], layout["yaxis"]["uirevision"] = x, y
     has_target_line = target is not None and target.field == y
@@ -135,6 +139,36 @@ def _loss_figure(runs_by_label: RunsByLabel, x: str, y: str, target: Target | No
     if focus:
         layout["yaxis"]["range"] = focus
     return {"data": traces, "layout": layout}
+
+
+def _per_nat(runs: Sequence[Run], y: str) -> float:
+    """Factor from nats per token to the unit of y: bits per byte at the bytes per token of validation."""
+    if y != "val_bpb":
+        return 1.0
+    pairs = [run.validation["val_bpb"] / run.validation["val_loss"] for run in runs]
+    known = np.concatenate(pairs)
+    return float(np.nanmean(known)) if np.isfinite(known).any() else float("nan")
+
+
+def _best_marker(label: str, color: str, run: Run, x: str, y: str) -> list[dict[str, Any]]:
+    """A star at the best validation; nothing if there is none, or if it is the last."""
+    best = run.best
+    if best is None or best == run.validation["step"].size - 1:
+        return []
+    step = run.validation["step"][best]
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers+text",
+            "name": "best",
+            "meta": label,
+            "x": _rounded(run.validation[x][best : best + 1]),
+            "y": _rounded(run.validation[y][best : best + 1]),
+            "text": [f"best, step {step:.0f}"],
+            "textposition": "top right",
+            "marker": {"color": color, "symbol": "star", "size": 13},
+        }
+    ]
 
 
 def focused_range(

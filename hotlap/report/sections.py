@@ -62,6 +62,7 @@ def headline(runs_by_label: RunsByLabel) -> str:
             ("step", f"{done:,} of {run.config.schedule.steps:,}"),
             ("validation loss", number(run.last("val_loss"), LOSS.decimals)),
             ("bits per byte", number(run.last("val_bpb"), BPB.decimals)),
+            *best_validation(run),
             ("training time", number(run.train_s, 1, "s")),
             ("tokens", number(run.tokens, 0)),
             ("tokens per second", number(run.tokens_per_s, 0)),
@@ -71,6 +72,17 @@ def headline(runs_by_label: RunsByLabel) -> str:
         + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
         + "</dl>"
     )
+
+
+def best_validation(run: Run) -> list[tuple[str, str]]:
+    """The step of the best validation and its bits per byte or loss, if it is not the last."""
+    if run.best is None or run.best == run.validation["step"].size - 1:
+        return []
+    step, bpb, loss = (run.validation[field][run.best] for field in ("step", "val_bpb", "val_loss"))
+    value = (
+        number(bpb, BPB.decimals, "bits/byte") if math.isfinite(bpb) else number(loss, LOSS.decimals, "nats")
+    )
+    return [("best validation", f"{value} at step {step:,.0f}")]
 
 
 def verdicts(analysis: Analysis) -> str:

@@ -165,7 +165,7 @@ class RunDirectory(RunFiles):
         """What `rewind` will write. Raises if a file is damaged, before anything is removed."""
         if self.environment_path.exists():
             self.read_environment()  # the next process will add to it
-        last = {"validation": validated_step, "sample": validated_step}
+        last = {"validation": validated_step, "sample": validated_step, "warning": validated_step}
         lines = self.read_metrics().lines
         kept = [line["step"] <= last.get(line["kind"], step) for line in lines]
         matches = [LOG_STEP.match(line) for line in whole_lines(self.log_path)[0]]

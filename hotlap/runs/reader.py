@@ -32,9 +32,9 @@ CONFIG_NAME = "config.json"
 SEALED_FIELD = "sha256"  # in summary.json: {file name: checksum} of what is final when the run ends
 COMMON_FIELDS = ("step", "tokens", "train_s")
 TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
-VALIDATION_FIELDS = ("val_loss", "val_bpb", *COMMON_FIELDS)
+VALIDATION_FIELDS = ("val_loss", "val_bpb", "comparable_loss", *COMMON_FIELDS)
 # Fields that a run may not have (bits per byte without a manifest): null or absent in the file, NaN here.
-OPTIONAL_FIELDS = {"val_bpb", "momentum", "window", "tokens_per_s", "memory_mib"}
+OPTIONAL_FIELDS = {"val_bpb", "comparable_loss", "momentum", "window", "tokens_per_s", "memory_mib"}
 MAY_DIVERGE = {"loss", "val_loss"}  # null if not finite, but never absent
 
 
@@ -45,12 +45,13 @@ class RunStatus(StrEnum):
     INTERRUPTED = "interrupted"  # stopped by the user; it can be resumed
     FINISHED = "finished"  # all steps done
     TARGET = "target"  # stopped at its target loss
+    PATIENCE = "patience"  # stopped because validation no longer improved
     DIVERGED = "diverged"  # its loss is no longer finite
 
     @property
     def is_final(self) -> bool:
         """Whether the last validation is the run's result, rather than where it stands now."""
-        return self in (RunStatus.FINISHED, RunStatus.TARGET, RunStatus.DIVERGED)
+        return self in (RunStatus.FINISHED, RunStatus.TARGET, RunStatus.PATIENCE, RunStatus.DIVERGED)
 
 
 class Metrics(NamedTuple):
@@ -192,6 +193,16 @@ class Run:
         return float(finite[-1]) if finite.size else float("nan")
 
     @property
+    def best(self) -> int | None:
+        """Which validation has the lowest loss, the first of equals; None before the first finite one.
+
+        Validations are compared by `comparable_loss`, older ones, which have none, by their loss.
+        """
+        table = self.validation
+        losses = np.where(np.isnan(table["comparable_loss"]), table["val_loss"], table["comparable_loss"])
+        return int(np.nanargmin(losses)) if np.isfinite(losses).any() else None
+
+    @property
     def train_s(self) -> float:
         """Training seconds so far."""
         return self._largest("train_s")
@@ -256,6 +267,7 @@ def load_run(directory: Path) -> Run:
         notes.append(
             f"{files.metrics_path.name}: line {len(lines) + 1}, the last, is incomplete and was skipped"
         )
+    notes += [str(line.get("text", "")) for _, line in of_kind.get("warning", [])]
     return Run(
         directory=directory,
         config=config,

@@ -9,8 +9,8 @@ import time
 from typing import Any, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hotlap.live_line import LiveLine, TimeLeft, duration, fitted
 from hotlap.runs.directory import RunDirectory
 
 # Seconds between lines if the output is not a terminal.
@@ -34,6 +34,9 @@ class Recorder:
     def validated(self, record: dict[str, Any]) -> None:
         pass
 
+    def warned(self, step: int, text: str) -> None:
+        pass
+
     def sampled(self, step: int, text: str) -> None:
         pass
 
@@ -53,32 +56,45 @@ class MainRecorder(Recorder):
         self.steps = steps
         self.first_step = first_step
         self.sinks = sinks
-        self._val = ""
+        self._validation: dict[str, Any] | None = None  # the last one
         self._line_at = time.monotonic()
-        self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=first_step)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
+        self._time_left = TimeLeft(steps, first_step)
+        is_live = console.is_terminal and not console.is_dumb_terminal
+        self._live = LiveLine(console.file) if is_live else None
 
     def trained(self, record: dict[str, Any]) -> None:
         self._write(record)
-        line = (
-            f"loss {record['loss']:.4f}{self._val}  lr ×{record['lr']:.2f}  window {record['window']}"
-            f"  {record['tokens_per_s']:,.0f} tok/s"
-        )
-        self._bar.update(self._task, completed=record["step"], description=line)
-        if not self.console.is_terminal and time.monotonic() - self._line_at > PLAIN_LINE_SECONDS:
+        left = self._time_left.after(record["step"])
+        if self._live is not None:
+            self._live.show(self._live_text(record, left))
+        elif time.monotonic() - self._line_at > PLAIN_LINE_SECONDS:
             self._line_at = time.monotonic()
-            self.console.print(f"step {record['step']}/{self.steps}  {line}", markup=False)
+            parts = [f"step {record['step']}/{self.steps}", *self._losses(record), *self._details(record)]
+            self.console.print("  ".join(parts), markup=False)
+
+    def _live_text(self, record: dict[str, Any], left: float | None) -> str:
+        step = record["step"]
+        first, *others = self._losses(record)
+        # Bits per byte if they are known, and then the loss of the validation only where there is room.
+        needed = [f"{duration(left)} left", first, *others[-1:]]
+        wanted = [f"step {step}/{self.steps}", *others[:-1], *self._details(record)]
+        ascii_only = self.console.options.ascii_only
+        return fitted(self.console.width, step / self.steps, needed, wanted, ascii_only=ascii_only)
+
+    def _losses(self, record: dict[str, Any]) -> list[str]:
+        losses = [f"loss {record['loss']:.4f}"]
+        if self._validation is not None:
+            losses.append(f"val {self._validation['val_loss']:.4f}")
+            if self._validation["val_bpb"] is not None:
+                losses.append(f"bpb {self._validation['val_bpb']:.4f}")
+        return losses
+
+    def _details(self, record: dict[str, Any]) -> list[str]:
+        return [
+            f"{record['tokens_per_s']:,.0f} tok/s",
+            f"lr ×{record['lr']:.2f}",
+            f"window {record['window']}",
+        ]
 
     def validated(self, record: dict[str, Any]) -> None:
         self._write(record)
@@ -90,11 +106,22 @@ class MainRecorder(Recorder):
         )
         self.run.append_log(line)
         bpb = "" if record["val_bpb"] is None else f" val_bpb:{record['val_bpb']:.4f}"
-        self._val = f"  val {record['val_loss']:.4f}{bpb.replace(' val_bpb:', '  bpb ')}"
-        self.console.print(line + bpb, markup=False)
+        self._validation = record
+        self._print(line + bpb)
+
+    def warned(self, step: int, text: str) -> None:
+        self.run.append_metrics({"kind": "warning", "step": step, "text": text})
+        self.run.append_log(f"step:{step}/{self.steps} {text}")
+        self._print(text)
+
+    def _print(self, line: str) -> None:
+        if self._live is not None:
+            self._live.hide()
+        self.console.print(line, markup=False, soft_wrap=True)
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._live is not None:
+            self._live.hide()
         for sink in self.sinks:
             sink.close()
 

@@ -1,8 +1,14 @@
-"""The header that a run prints before its first step: choices that would otherwise be silent."""
+"""The header that a run prints before its first step: choices that would otherwise be silent.
+
+At 80 columns it leaves room for the first lines of the training on a terminal of 24.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+
+from rich.console import Console
 
 from hotlap import __version__
 from hotlap.config import Config
@@ -29,13 +35,35 @@ def described_sequences(config: Config) -> str:
 def described_validation(config: Config, data: Data) -> str:
     if data.val is None:
         return "none: the data has no validation split; losses are of training text only"
-    if data.validation is None:
+    if data.validation is None or data.validation_parts is None:
         return f"none: the split has {len(data.val):,} tokens, not more than a block of {BLOCK_TOKENS}"
+    parts = data.validation_parts
+    on_the_way = f" {parts.common.tokens:,} of them before the end," if parts.rest.tokens else ""
     bytes_per_token = f"{data.bytes_per_token:.3f}" if data.bytes_per_token else "unknown"
     return (
-        f"{data.validation.tokens:,} tokens{described_sequences(config)},"
+        f"{data.validation.tokens:,} tokens{described_sequences(config)},{on_the_way}"
         f" {data.validation.tokens_left_out:,} left out; bytes per token {bytes_per_token}"
     )
+
+
+def described_epochs(lap: Lap) -> str:
+    epochs = lap.epochs(lap.config.schedule.steps)
+    return f"{epochs:.2f} epochs" if epochs < 10 else f"{epochs:,.0f} epochs"
+
+
+def print_header(lines: list[str], console: Console) -> None:
+    """On a terminal, long lines go on below where their text begins."""
+    for line in lines:
+        if console.is_terminal:
+            indent = " " * 11
+            line = textwrap.fill(
+                line,
+                console.width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[str]:
@@ -54,11 +82,12 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f"model      {sum(p.numel() for p in lap.model.parameters()):,} parameters,"
         f" {config.model.num_layers} × {config.model.width}, {config.model.num_heads} heads",
         f"batch      {config.batch.tokens_per_step:,} tokens per step: {world.world_size} ranks ×"
-        f" {micro_batches} micro-batches; {config.schedule.steps} steps",
+        f" {micro_batches} micro-batches; {config.schedule.steps} steps, {described_epochs(lap)}",
         f"data       {data.directory}: {len(data.train):,} training tokens, order {config.data.order},"
         f" {data.loader.tokens_dropped_per_epoch:,} dropped per epoch",
         f"validation {described_validation(config, data)}",
         f"checkpoint {config.checkpoint.describe(world.world_size)}",
+        f"optimizers {lap.routing.summary()} (--verbose lists them)",
     ]
     if lap.workers is not None:
         at_once = min(sequences, lap.workers.count)

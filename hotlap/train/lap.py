@@ -45,6 +45,7 @@ from hotlap.train.compile import (
     warm_up,
     warm_up_muon,
 )
+from hotlap.train.evaluation import ValidationParts, split_validation
 from hotlap.train.flops import peak_gflops
 from hotlap.train.masking import Masking
 from hotlap.train.workers import Workers
@@ -72,6 +73,10 @@ class Lap:
     threads: int
     workers: Workers | None  # that compute in these threads if the reduction is fixed
 
+    def epochs(self, steps: int) -> float:
+        """How often the training tokens are seen in so many steps."""
+        return steps * self.config.batch.tokens_per_step / self.data.loader.tokens_per_epoch
+
 
 @dataclass
 class Data:
@@ -80,6 +85,7 @@ class Data:
     val: TokenStream | None  # None if the data has no validation split
     loader: Loader
     validation: ValidationBatches | None  # None also if the split is shorter than a block
+    validation_parts: ValidationParts | None
     end_of_text: int
     bytes_per_token: float | None  # of the validation split
     tokenizer: Tokenizer | None  # None if the data has none
@@ -236,6 +242,7 @@ def open_data(config: Config, directory: Path, distributed: Distributed) -> Data
         val,
         loader,
         validation,
+        split_validation(validation, config) if validation is not None else None,
         end_of_text,
         bytes_per_token(val, config.data.bytes_per_token) if val is not None else None,
         load_tokenizer(directory) if train.manifest and train.manifest.tokenizer.file else None,

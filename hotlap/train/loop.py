@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hotlap.config import EvaluationConfig
 from hotlap.distributed.process_group import broadcast_from_main
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import DivergenceError
@@ -30,12 +29,13 @@ from hotlap.optim.routing import apply_schedule
 from hotlap.optim.schedules import lr_multiplier, momentum
 from hotlap.runs.recorder import Recorder
 from hotlap.train.clock import Clock
-from hotlap.train.evaluation import Evaluation, evaluate, reaches_target
+from hotlap.train.evaluation import Evaluation, may_reach_target, validate
 from hotlap.train.flops import peak_memory_mib
 from hotlap.train.gradients import averaged, summed_in_order
 from hotlap.train.lap import Lap
 from hotlap.train.readback import Readback
 from hotlap.train.snapshot import Snapshots, TrainingProgress
+from hotlap.train.trend import Trend, end_after, out_of_patience, rise_line
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Trainer:
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
         # A checkpoint is saved after its validation, which a resumed run does not repeat.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
-        self._ends_at_target = validated is not None and ends_at_target(validated, lap.config.evaluation)
+        # How the run ends: at its "target", by "patience"; empty while it goes on.
+        self._end = end_after(validated, progress.trend, lap.config.evaluation) if validated else ""
+        self._improved = False  # at the validation of this step
         self._quarters_sampled = 4 * max(0, progress.evaluated_step) // lap.config.schedule.steps
         self._updated = True  # False if the last step was skipped
         self._save_overdue = False  # by the main rank's clock
@@ -75,7 +77,7 @@ class Trainer:
         self._since = time.perf_counter()  # when the step before the unread one was read
 
     def run(self) -> str:
-        """Train until the run is "finished", has reached its "target" or is "interrupted"."""
+        """Train until the run is "finished" or "interrupted", or ends at its "target" or by "patience"."""
         steps = self.lap.config.schedule.steps
         self.clock.switch("training")
         while True:
@@ -83,14 +85,15 @@ class Trainer:
             if self._validation_due():
                 self._read_last_step()
                 self._validate()
-            if self._ends_at_target or self.progress.step == steps:
+            if self._end or self.progress.step == steps:
                 self._save()
-                return "target" if self._ends_at_target else "finished"
+                return self._end or "finished"
             # Do not save after a skipped step: the weights have not changed since the step before,
             # and the new checkpoint could evict an older one.
             save_due = self._save_overdue or self.snapshots.due(self.progress.step)
-            if save_due and self._updated:
+            if self._updated and (save_due or self._saves_improvement()):
                 self._save()
+            self._improved = False
             self.update()
             if self._stop_requested:
                 self._save()
@@ -211,38 +214,66 @@ class Trainer:
         return step == self.lap.config.schedule.steps or (every > 0 and step % every == 0)
 
     def _validate(self) -> None:
-        lap, progress = self.lap, self.progress
-        if lap.data.validation is None:
+        lap, progress, settings = self.lap, self.progress, self.lap.config.evaluation
+        parts = lap.data.validation_parts
+        if parts is None:
             progress.evaluated_step = progress.step
             self._sample()
             return
         with self.clock.phase("validation"):
-            evaluation = evaluate(
-                lap.batch_loss,
-                lap.data.validation,
-                lap.data.bytes_per_token,
-                lap.workers.map if lap.workers else map,
+            map_batches = lap.workers.map if lap.workers else map
+            evaluation = validate(
+                lap.batch_loss, parts, lap.data.bytes_per_token, self._needs_all_tokens, map_batches
             )
-        progress.evaluation, progress.evaluated_step = evaluation, progress.step
-        self._ends_at_target = ends_at_target(evaluation, lap.config.evaluation)
+        trend, before = self._trend_with(evaluation), progress.trend
+        progress.evaluation, progress.evaluated_step, progress.trend = evaluation, progress.step, trend
+        self._improved = trend.best_step == progress.step
+        self._end = end_after(evaluation, trend, settings)
         self.recorder.validated(
             {
                 "kind": "validation",
                 "step": progress.step,
                 "val_loss": evaluation.loss,
                 "val_bpb": evaluation.bpb,
+                "val_tokens": evaluation.tokens,
+                "comparable_loss": evaluation.comparable_loss,
                 "tokens": progress.tokens,
                 "train_s": progress.training_s,
                 "window": lap.masking.window_tokens,
             }
         )
+        if trend.warned and not before.warned:
+            self.recorder.warned(progress.step, rise_line(evaluation, trend, lap.epochs(progress.step)))
         self._sample()
+
+    def _needs_all_tokens(self, common: Evaluation) -> bool:
+        """Whether this validation is, or may be, the result of the run."""
+        settings = self.lap.config.evaluation
+        return (
+            self.progress.step == self.lap.config.schedule.steps
+            or may_reach_target(common, settings)
+            or out_of_patience(self._trend_with(common), settings)
+        )
+
+    def _trend_with(self, evaluation: Evaluation) -> Trend:
+        """The trend of all validations including this one."""
+        return self.progress.trend.after(self.progress.step, evaluation.comparable_loss, evaluation.bpb)
+
+    def _saves_improvement(self) -> bool:
+        """Whether the weights that have just been validated are the best so far, and to be kept."""
+        world = self.lap.distributed.world_size
+        return (
+            self._improved
+            and self.progress.step > 0
+            and self.snapshots.config.saves_improvements(world)
+            and self.snapshots.affordable(self.lap)
+        )
 
     def _sample(self) -> None:
         """Sample text after each quarter of the run and at its target, unless it has diverged."""
         progress, tokenizer = self.progress, self.lap.data.tokenizer
         quarter = 4 * progress.step // self.lap.config.schedule.steps
-        if tokenizer is None or not (quarter > self._quarters_sampled or self._ends_at_target):
+        if tokenizer is None or not (quarter > self._quarters_sampled or self._end):
             return
         if progress.evaluation is not None and not math.isfinite(progress.evaluation.loss):
             return
@@ -265,7 +296,3 @@ def reads_late(lap: Lap) -> bool:
     Not if a step is to be skipped for its loss, which then has to be known before the update.
     """
     return lap.distributed.device.type == "cuda" and lap.config.runtime.on_nan != "skip"
-
-
-def ends_at_target(evaluation: Evaluation, settings: EvaluationConfig) -> bool:
-    return settings.stop_at_target and reaches_target(evaluation.loss, evaluation.bpb, settings)

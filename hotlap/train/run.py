@@ -39,11 +39,12 @@ from hotlap.train.flops import (
     peak_reserved_mib,
     peak_rss_mib,
 )
-from hotlap.train.header import header_lines
+from hotlap.train.header import header_lines, print_header
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.snapshot import Snapshots, TrainingProgress, restore
 from hotlap.train.start import check_same_start
+from hotlap.train.trend import Trend
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class RunOptions:
     newest_step: int | None = None
     sinks: list[str] = field(default_factory=list)
     starts_over: bool = False  # the run exists, but its last process left no checkpoint
+    verbose: bool = False  # print the optimizer of every parameter
 
 
 @dataclass(frozen=True)
 class Result:
-    status: str  # finished, target or interrupted
+    status: str  # finished, target, patience or interrupted
     summary: dict[str, Any]
     lap: Lap
     directory: RunDirectory | None  # on the main rank only
@@ -209,10 +211,12 @@ def open_recorder(
     run_directory.write_environment(full_environment(lap))
     if lap.data.tokenizer is not None:
         lap.data.tokenizer.save(run_directory.path)
-    for line in header_lines(lap, progress, run_directory.path):
+    lines = header_lines(lap, progress, run_directory.path)
+    for line in lines:
         run_directory.append_log(line)
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(lap.routing.table())
+    print_header(lines, console)
+    if options.verbose:
+        console.print(lap.routing.table())
     for note in lap.routing.notes():
         console.print(note, markup=False, soft_wrap=True)
     if progress.step:
@@ -279,6 +283,7 @@ def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -
         "val_loss": evaluation.loss if evaluation else None,
         "val_bpb": evaluation.bpb if evaluation else None,
         "val_tokens": lap.data.validation.tokens if lap.data.validation else 0,
+        "best": describe_best(progress.trend),
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_s": tokens_per_s,
         "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size) if peak else None,
@@ -289,6 +294,13 @@ def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -
         "tokens_dropped": lap.data.loader.tokens_dropped,
         "epochs": lap.data.loader.state.epoch,
     }
+
+
+def describe_best(trend: Trend) -> dict[str, Any] | None:
+    """The best validation, on the tokens that all validations evaluate; None if none was finite."""
+    if trend.best_step < 0:
+        return None
+    return {"step": trend.best_step, "loss": trend.best_loss, "bpb": trend.best_bpb}
 
 
 def describe_target(settings: EvaluationConfig, metrics: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

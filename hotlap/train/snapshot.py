@@ -17,15 +17,22 @@ from torch import Tensor
 from hotlap.config import CheckpointConfig
 from hotlap.data.order import LoaderState
 from hotlap.data.stream import TokenStream
+from hotlap.distributed.process_group import broadcast_from_main
 from hotlap.errors import CheckpointError
 from hotlap.optim.state import gather_state, restore_state
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.settings import to_json
 from hotlap.train.evaluation import Evaluation
+from hotlap.train.trend import Trend
 
 if TYPE_CHECKING:
     from hotlap.train.lap import Lap
+
+# Weights up to this size are saved at every better validation. With the optimizer's state that takes a
+# fraction of a second.
+SMALL_BYTES = 64 * 2**20
+MOST_SAVING_FRACTION = 0.05
 
 
 @dataclass
@@ -39,6 +46,7 @@ class TrainingProgress:
     nan_steps: int = 0
     evaluation: Evaluation | None = None  # the last one
     evaluated_step: int = -1
+    trend: Trend = field(default_factory=Trend)  # of all evaluations
 
 
 class Snapshots:
@@ -50,6 +58,7 @@ class Snapshots:
         # (step, validated step): a step that was saved before its validation is saved again after it.
         self._saved: tuple[int, int] | None = (start.step, start.evaluated_step) if start.step else None
         self._saved_at = time.monotonic()
+        self._save_took_s = 0.0
 
     def due(self, step: int) -> bool:
         every = self.config.every_steps
@@ -61,12 +70,24 @@ class Snapshots:
         limit = self.config.minutes_between(world_size)
         return limit > 0 and minutes >= limit
 
+    def affordable(self, lap: Lap) -> bool:
+        """Whether a checkpoint may be saved whenever validation improves. All ranks must ask.
+
+        A small one always, so that it does not depend on the clock which of them are saved; a large one if
+        saving, as the main rank measured it, takes a small fraction of the time between two checkpoints.
+        """
+        if sum(p.numel() * p.element_size() for p in lap.model.parameters()) <= SMALL_BYTES:
+            return True
+        since = time.monotonic() - self._saved_at
+        return broadcast_from_main(self._save_took_s <= MOST_SAVING_FRACTION * since)
+
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
 
     def save(self, lap: Lap, progress: TrainingProgress) -> None:
         if (progress.step, progress.evaluated_step) == self._saved:
             return
+        started = time.monotonic()
         # On every rank: the momentum of a matrix is only on the rank that owns it.
         optimizer = gather_state(lap.optimizers)
         if self.run is not None:
@@ -84,6 +105,7 @@ class Snapshots:
             )
         self._saved = (progress.step, progress.evaluated_step)
         self._saved_at = time.monotonic()
+        self._save_took_s = self._saved_at - started
 
 
 def describe(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
@@ -96,15 +118,15 @@ def describe(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
         "validation_data": fingerprint_of(lap.data.val),
         "tokenizer": lap.data.tokenizer.fingerprint if lap.data.tokenizer else None,
         "world_size": lap.distributed.world_size,
-        "val_loss": val_loss_now(progress),
+        "val_loss": comparable_loss_now(progress),
     }
 
 
-def val_loss_now(progress: TrainingProgress) -> float | None:
+def comparable_loss_now(progress: TrainingProgress) -> float | None:
     """The validation loss at this very step, if measured; it decides which checkpoint is the best."""
     if progress.evaluation is None or progress.evaluated_step != progress.step:
         return None
-    return progress.evaluation.loss
+    return progress.evaluation.comparable_loss
 
 
 def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
@@ -125,6 +147,8 @@ def restore(lap: Lap, saved: store.Checkpoint) -> TrainingProgress:
         progress = TrainingProgress(**saved.state["progress"])
         if progress.evaluation is not None:
             progress.evaluation = Evaluation(**saved.state["progress"]["evaluation"])
+        # Older checkpoints have none.
+        progress.trend = Trend(**saved.state["progress"].get("trend", {}))
     except (KeyError, TypeError) as error:
         raise CheckpointError(
             expected="the progress of a run in its checkpoint",
