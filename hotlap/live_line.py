@@ -20,13 +20,11 @@ ASCII_BARS = ("#", "-")
 class LiveLine:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._text = ""
         self._written_at = 0.0
 
-    def show(self, text: str, *, at_once: bool = False) -> None:
+    def show(self, text: str) -> None:
         """Replace the line, which must fit the terminal; not more often than the eye can follow."""
-        self._text = text
-        if at_once or time.monotonic() - self._written_at >= REWRITE_SECONDS:
+        if time.monotonic() - self._written_at >= REWRITE_SECONDS:
             self._write(f"{ERASE}{text}\r")
 
     def hide(self) -> None:

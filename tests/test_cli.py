@@ -1,4 +1,5 @@
 import json
+import re
 import time
 
 import pytest
@@ -90,6 +91,27 @@ def test_dry_run_shows_the_resolved_configuration_wherever_the_settings_stand():
     assert after.stdout == before.stdout
     config = json.loads(after.stdout)
     assert (config["recipe"], config["size"], config["optim"]["muon"]["lr"]) == ("softcap", "pico", 0.03)
+
+
+def test_dry_run_estimates_time_memory_and_epochs(tiny_data):
+    words = (
+        "train",
+        "softcap",
+        "--size",
+        "pico",
+        "--data.source",
+        str(tiny_data),
+        "--dry-run",
+        "--device",
+        "cpu",
+    )
+    lines = {line.split()[0]: line for line in hotlap_here(*words).stdout.splitlines()}
+    fastest, slowest = re.search(r"([\d,]+) to ([\d,]+) s of training", lines["time"]).groups()
+    assert int(fastest.replace(",", "")) <= int(slowest.replace(",", ""))
+    assert re.search(r"about [\d,]+ MiB of tensors", lines["memory"])
+    assert re.search(r"100 steps, \d+\.\d\d epochs of [\d,]+ tokens", lines["epochs"])
+    unprepared = hotlap_here("train", "softcap", "--source", "no-such-corpus", "--dry-run", "--device", "cpu")
+    assert "of unknown data" in unprepared.stdout
 
 
 def test_doctor_says_what_a_run_would_use(monkeypatch):

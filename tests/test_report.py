@@ -254,6 +254,41 @@ def test_figures_of_a_long_run_are_thinned(tmp_path):
     assert figures["target"] is None
 
 
+def test_a_single_run_shows_the_gap_to_training_and_marks_its_best_validation(tmp_path):
+    run = make_run(tmp_path / "a", steps=60)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "validation" and line["step"] > 30:
+            line["val_loss"] += 1
+            line["val_bpb"] += 0.5
+            line["comparable_loss"] = line["val_loss"]
+    lines.append({"kind": "warning", "step": 60, "text": "validation is rising"})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = labelled(run)
+    for y in ("val_loss", "val_bpb"):
+        traces = build_figures(runs, analyze(runs))["loss"][y]["step"]["data"]
+        training, validation, best = traces
+        assert (training["name"], best["name"]) == ("training", "best")
+        assert (best["x"], best["marker"]["symbol"]) == ([30.0], "star")
+        assert best["y"] == [dict(zip(validation["x"], validation["y"], strict=True))[30.0]]
+        # In the unit of the axis: at the start both curves are at the same loss.
+        assert training["y"][0] == pytest.approx(validation["y"][0], rel=0.1)
+    (one,) = load_runs([run])
+    assert one.best == 3
+    assert "validation is rising" in one.notes
+    text = text_of(render_page(runs, "a"))
+    assert "bits/byte at step 30" in text
+    assert "validation is rising" in text
+
+
+def test_a_run_that_is_best_at_its_end_has_no_star(tmp_path):
+    runs = labelled(make_run(tmp_path / "a"))
+    names = [
+        trace["name"] for trace in build_figures(runs, analyze(runs))["loss"]["val_loss"]["step"]["data"]
+    ]
+    assert names == ["training", "softcap"]
+
+
 def test_a_page_shows_every_part(tmp_path):
     changes = {label: {"evaluation.target_loss": 3.4} for label in CLEAR}
     page = render_page(labelled(make_race(tmp_path, CLEAR, changes)), "A race", metric="bpb")

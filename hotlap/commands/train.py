@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from hotlap.cli import Parser
 from hotlap.commands import own_data
+from hotlap.commands.dry_run import estimate_lines, print_config
 from hotlap.commands.own_data import with_data, with_source
 from hotlap.commands.resume import (
     AUTO,
@@ -35,11 +35,8 @@ from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
-    flatten,
     parse,
     settings_of,
-    shown,
-    to_json,
 )
 from hotlap.terminal import make_console
 
@@ -72,7 +69,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
     parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
     parser.add_argument("--verbose", action="store_true", help="list every parameter with its optimizer")
-    parser.add_argument("--dry-run", action="store_true", help="print the configuration and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the configuration and an estimate, and stop"
+    )
     parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     settings = "\n".join(f"  --{s.name}  {s.doc} ({describe_type(s.type)})" for s in settings_of(Config))
     parser.epilog = f"settings (the last part of a name is enough if it is unique):\n{settings}"
@@ -104,6 +103,9 @@ def train(args: argparse.Namespace) -> int:
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
+        if not args.json:
+            for line in estimate_lines(config, args.procs or 1):
+                console.print(line, markup=False, soft_wrap=True)
         return 0
     if point is not None and point.is_over(config):
         console.print(over_line(point), markup=False, soft_wrap=True)
@@ -183,14 +185,6 @@ def default_size(device: str) -> str:
     from hotlap.hardware import select_device
 
     return "small" if select_device(device).type == "cuda" else "nano"
-
-
-def print_config(console: Console, config: Config, *, as_json: bool) -> None:
-    if as_json:
-        console.print_json(json.dumps(to_json(config)))
-        return
-    for name, value in flatten(config).items():
-        console.print(f"{name} = {shown(value)}", markup=False, soft_wrap=True)
 
 
 def train_in_processes(

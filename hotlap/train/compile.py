@@ -29,6 +29,13 @@ class CompileChoice(NamedTuple):
     reason: str
 
 
+def assumed_seconds(config: Config, dtype: torch.dtype, num_threads: int) -> float:
+    """How long the run trains on so many threads of a CPU, without measuring it."""
+    tokens = config.schedule.steps * config.batch.tokens_per_step
+    gflops = ASSUMED_GFLOPS_PER_THREAD * num_threads * (2 if dtype == torch.bfloat16 else 1)
+    return tokens * matmul_flops_per_token(config) / (gflops * 1e9)
+
+
 def choose_mode(
     config: Config,
     device: torch.device,
@@ -56,9 +63,7 @@ def choose_mode(
         return CompileChoice("off", f"auto: not used on {device.type}")
     if installed.fuses_blocks:
         return CompileChoice("off", "auto: the kernels in C are as fast")
-    tokens = config.schedule.steps * config.batch.tokens_per_step
-    gflops = ASSUMED_GFLOPS_PER_THREAD * num_threads * (2 if dtype == torch.bfloat16 else 1)
-    seconds = tokens * matmul_flops_per_token(config) / (gflops * 1e9)
+    seconds = assumed_seconds(config, dtype, num_threads)
     if seconds * CPU_COMPILE_GAIN > CPU_COMPILE_SECONDS:
         return CompileChoice("block", f"auto: pays in a run of about {seconds:.0f} s")
     return CompileChoice("off", f"auto: would not pay in a run of about {seconds:.0f} s")

@@ -38,6 +38,10 @@ class Evaluation:
         """The loss to compare with other validations of the run."""
         return self.loss if self.common_loss is None else self.common_loss
 
+    @property
+    def comparable_bpb(self) -> float | None:
+        return None if self.bpb is None else self.bpb * self.comparable_loss / self.loss
+
 
 @dataclass(frozen=True)
 class ValidationParts:

@@ -257,7 +257,8 @@ class Trainer:
 
     def _trend_with(self, evaluation: Evaluation) -> Trend:
         """The trend of all validations including this one."""
-        return self.progress.trend.after(self.progress.step, evaluation.comparable_loss, evaluation.bpb)
+        loss, bpb = evaluation.comparable_loss, evaluation.comparable_bpb
+        return self.progress.trend.after(self.progress.step, loss, bpb)
 
     def _saves_improvement(self) -> bool:
         """Whether the weights that have just been validated are the best so far, and to be kept."""
