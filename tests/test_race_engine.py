@@ -100,7 +100,7 @@ def test_without_ray_one_line_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     arguments = ["race", "softcap", "--size", "pico", "--on", "ray", "--runs", str(tmp_path / "runs")]
     line = complaint(hotlap_here(*arguments))
-    assert "the package ray for --on ray; found it is not installed; pip install 'hotlap[ray]'" in line
+    assert "the package ray for --on ray; found it is not installed; pip install ray" in line
     assert not (tmp_path / "runs").exists()
 
 

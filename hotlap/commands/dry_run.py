@@ -69,8 +69,8 @@ def described_time(planned: Estimate) -> str:
 
 def described_epochs(config: Config) -> str:
     """How often the run sees the training tokens, if its data has been prepared."""
+    from hotlap.corpus.configured import data_directory
     from hotlap.data.stream import open_split
-    from hotlap.train.run import data_directory
 
     try:
         directory = data_directory(config)

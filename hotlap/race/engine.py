@@ -133,7 +133,7 @@ def check_engine(on: str, directory: Path, configs: Sequence[Config], procs: int
         raise ConfigError(
             expected=f"the package ray for --on {RAY}",
             found="it is not installed",
-            do="pip install 'hotlap[ray]'",
+            do="pip install ray",
         )
     from hotlap.race.ray_machines import check_cluster
 
