@@ -11,6 +11,8 @@ from hotlap.config import Config
 from hotlap.emulation import CompiledStep, compiled_step
 from hotlap.recipes import resolve
 
+pytestmark = pytest.mark.timeout(900)
+
 # Peak MiB that the public logs of the records print for one of eight H100s (torch.cuda.max_memory_allocated).
 PUBLISHED_PEAK_MIB = {"block-window": 34_239, "sparse-value-embeds": 31_361, "softcap": 31_563}
 

@@ -12,6 +12,8 @@ from hotlap.gpus import find_gpu
 from hotlap.kernels.cuda.flex_limits import LARGEST_HEAD_DIM
 from hotlap.recipes import resolve
 
+pytestmark = pytest.mark.timeout(900)
+
 GPUS = ("A100", "3090", "4090", "H100", "B200", "5090")  # sm_80, 86, 89, 90, 100, 120
 
 
