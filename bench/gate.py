@@ -1,0 +1,263 @@
+"""Does the gate keep its promises? Simulated gates and series, with the spread of recorded runs.
+
+`python -m bench.gate [--series N] [--seed N]`. Effects are in standard deviations of a run between seeds. A
+gate looks after every round from the third on and stops when it is decided. Recorded runs: the final bits per
+byte of docs/recipes.json and docs/gate-runs.json around the mean of their recipe, drawn with replacement,
+each side with the spread of a recipe of its own (the widest has ten times the spread of the narrowest).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import special
+
+from hotlap.lab.decision import OUTCOMES, Design, Outcome, stops
+from hotlap.lab.discoveries import level_of_try
+from hotlap.lab.sequential import looks_of
+from hotlap.runs.reader import Floats
+
+DOCS = Path(__file__).parents[1] / "docs"
+RECORDED = ("recipes.json", "gate-runs.json")
+ALPHA = 0.05
+MOST_SEEDS = 12
+IDEAS, HELPFUL, EFFECT = 200, 10, 3.0  # of a series
+HELPS = OUTCOMES.index(Outcome.HELPS)
+
+# draw(rng, gates, rounds) → (baseline, candidate) without effect, each (gates, rounds), and the mean of both
+# sides' standard deviations as a root mean square, (gates, 1).
+Draw = Callable[[np.random.Generator, int, int], tuple[Floats, Floats, Floats]]
+
+
+def normal(candidate_sd: float = 1.0, correlation: float = 0.0) -> Draw:
+    def draw(rng: np.random.Generator, gates: int, rounds: int) -> tuple[Floats, Floats, Floats]:
+        baseline, other = rng.normal(size=(2, gates, rounds))
+        candidate = correlation * baseline + math.sqrt(1 - correlation**2) * other
+        sd = math.sqrt((1 + candidate_sd**2) / 2)
+        return baseline, candidate_sd * candidate, np.full((gates, 1), sd)
+
+    return draw
+
+
+def skewed(rng: np.random.Generator, gates: int, rounds: int) -> tuple[Floats, Floats, Floats]:
+    """Rarely a much worse run on either side: exponential tails."""
+    baseline, candidate = rng.exponential(size=(2, gates, rounds)) - 1
+    return baseline, candidate, np.ones((gates, 1))
+
+
+def recorded(residuals: Floats, spreads: Floats, correlation: float = 0.0) -> Draw:
+    def draw(rng: np.random.Generator, gates: int, rounds: int) -> tuple[Floats, Floats, Floats]:
+        sds = rng.choice(spreads, size=(2, gates, 1))
+        baseline, other = rng.choice(residuals, size=(2, gates, rounds))
+        candidate = correlation * baseline + math.sqrt(1 - correlation**2) * other
+        return sds[0] * baseline, sds[1] * candidate, np.sqrt((sds**2).mean(axis=0))
+
+    return draw
+
+
+def recorded_spread(docs: Path = DOCS) -> tuple[Floats, Floats]:
+    """Standardized residuals of all recorded runs around their recipe's mean, and the recipes' spreads."""
+    residuals, spreads = [], []
+    for name in RECORDED:
+        if not (docs / name).exists():
+            continue
+        values: dict[str, list[float]] = {}
+        for run in json.loads((docs / name).read_text())["runs"]:
+            values.setdefault(run["label"], []).append(run["val_bpb"])
+        for of_label in values.values():
+            spreads.append(float(np.std(of_label, ddof=1)))
+            residuals += list((np.array(of_label) - np.mean(of_label)) / spreads[-1])
+    standardized = np.array(residuals) / np.std(residuals)
+    return standardized, np.array(spreads)
+
+
+def gates(
+    draw: Draw, effect: float, design: Design, count: int, rng: np.random.Generator
+) -> tuple[dict[Outcome, float], float]:
+    """(share of each outcome, mean rounds) of simulated gates. The least effect is in standard deviations."""
+    baseline, candidate, sd = draw(rng, count, design.most_seeds)
+    outcomes, rounds = stops((candidate - baseline) / sd - effect, design)
+    return {outcome: float(np.mean(outcomes == i)) for i, outcome in enumerate(OUTCOMES)}, float(rounds.mean())
+
+
+def other_designs(effect: float, count: int, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
+    """{design: (share that finds an effect, mean rounds)} on normal runs, looking at the same rounds."""
+    d = np.diff(rng.normal(size=(2, count, MOST_SEEDS)), axis=0)[0] - effect
+    looks = looks_of(MOST_SEEDS)
+    t = {n: d[:, :n].mean(axis=1) / d[:, :n].std(axis=1, ddof=1) * math.sqrt(n) for n in looks}
+
+    def first(reached: Callable[[int], np.ndarray]) -> tuple[float, float]:
+        stopped = np.full(count, MOST_SEEDS + 1)
+        for n in reversed(looks):
+            stopped[reached(n)] = n
+        return float((stopped <= MOST_SEEDS).mean()), float(np.minimum(stopped, MOST_SEEDS).mean())
+
+    return {
+        "t test after every round at 5 %": first(lambda n: special.stdtr(n - 1, t[n]) <= ALPHA),
+        "Bonferroni over the looks": first(lambda n: special.stdtr(n - 1, t[n]) <= ALPHA / len(looks)),
+        "anytime-valid t (e-process)": first(lambda n: e_value(-t[n], n, math.sqrt(2)) >= 1 / ALPHA),
+    }
+
+
+def e_value(t: Floats, n: int, effect: float) -> Floats:
+    """Likelihood ratio of t for an effect in standard deviations of a difference, against none.
+
+    It is a martingale under no effect, whatever the variance, so that it exceeds 1/alpha at any time with
+    P ≤ alpha (Pérez-Ortiz, Lardy, de Heide and Grünwald 2024, https://arxiv.org/abs/2208.07610).
+    """
+    center = effect * math.sqrt(n)
+    y = np.linspace(0, 12 + math.sqrt(n) + center, 1500)[1:]
+    weights = np.exp((n - 1) * np.log(y) - y * y / 2 - ((n - 1) * math.log(n) - n) / 2)
+    tilt = np.exp(center * np.outer(t / np.sqrt(t * t + n - 1), y) - center**2 / 2)
+    return tilt @ weights / weights.sum()
+
+
+def fixed_seeds(power: float, effect: float) -> tuple[int, int]:
+    """Seeds per side that a fixed one-sided test at 5 % needs: (Welch's, paired). Normal runs, equal spread."""
+    from hotlap.report.stats import noncentral_t_below
+
+    def needed(freedom: Callable[[int], int]) -> int:
+        for n in range(2, 200):
+            critical = -float(special.stdtrit(freedom(n), ALPHA))
+            if 1 - noncentral_t_below(critical, freedom(n), effect * math.sqrt(n / 2)) >= power:
+                return n
+        return 200
+
+    return needed(lambda n: 2 * n - 2), needed(lambda n: n - 1)
+
+
+# --- a series of ideas ---
+
+
+def series(
+    draw: Draw, rng: np.random.Generator, *, level: Callable[[int, Sequence[int]], float], shared: bool
+) -> tuple[int, int, int]:
+    """(true, false discoveries, runs of candidates) of one series. `shared`: one set of baseline runs."""
+    helpful = set(rng.choice(IDEAS, HELPFUL, replace=False).tolist())
+    baseline, candidate, sd = draw(rng, IDEAS, MOST_SEEDS)
+    if shared:
+        baseline, sd = np.broadcast_to(baseline[:1], baseline.shape), np.broadcast_to(sd[:1], sd.shape)
+    differences = (candidate - baseline) / sd
+    discoveries: list[int] = []
+    true, false, runs = 0, 0, 0
+    for index in range(IDEAS):
+        design = Design(level(index + 1, discoveries), ALPHA, 1.0, MOST_SEEDS)
+        one = differences[index : index + 1] - (EFFECT if index in helpful else 0.0)
+        outcomes, rounds = stops(one, design)
+        runs += int(rounds[0])
+        if outcomes[0] == HELPS:
+            discoveries.append(index + 1)
+            true, false = true + (index in helpful), false + (index not in helpful)
+    return true, false, runs
+
+
+def best_of_one(draw: Draw, rng: np.random.Generator) -> tuple[int, int, int]:
+    """The same with one run per idea: keep it if it scored better than the best so far (its parent)."""
+    helpful = set(rng.choice(IDEAS, HELPFUL, replace=False).tolist())
+    baseline, candidate, sd = draw(rng, IDEAS, 1)
+    true, false = 0, 0
+    for index in range(IDEAS):
+        gained = EFFECT if index in helpful else 0.0
+        if candidate[index, 0] / sd[index, 0] - gained < baseline[index, 0] / sd[index, 0]:
+            true, false = true + (index in helpful), false + (index not in helpful)
+    return true, false, IDEAS
+
+
+LEVELS: Mapping[str, Callable[[int, Sequence[int]], float]] = {
+    "gates at the levels of LORD++": lambda number, found: level_of_try(number, found, ALPHA),
+    "gates at 5 % each": lambda number, found: ALPHA,
+    "gates at 5 % / 200 (Bonferroni)": lambda number, found: ALPHA / IDEAS,
+}
+
+
+def summary(results: Sequence[tuple[int, int, int]]) -> tuple[float, float, float, float]:
+    """Means over series: (found, falsely accepted, share of false ones among the accepted, runs)."""
+    table = np.array(results, dtype=np.float64)
+    shares = table[:, 1] / np.maximum(table[:, 0] + table[:, 1], 1)
+    return float(table[:, 0].mean()), float(table[:, 1].mean()), float(shares.mean()), float(table[:, 2].mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gates", type=int, default=10_000, help="simulated gates per line")
+    parser.add_argument("--series", type=int, default=200, help="simulated series per line")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = np.random.default_rng(options.seed)
+    residuals, spreads = recorded_spread()
+    draws: dict[str, Draw] = {
+        "normal": normal(),
+        "normal, same-seed correlation 0.5": normal(correlation=0.5),
+        "normal, candidate 5 × the spread": normal(5.0),
+        "normal, candidate a fifth of the spread": normal(0.2),
+        "skewed (exponential)": skewed,
+        "recorded": recorded(residuals, spreads),
+    }
+    print(f"recorded runs: {residuals.size}, spreads {spreads.min():.4f} to {spreads.max():.4f} bits/byte\n")
+    print_gates(draws, options.gates, rng)
+    print_designs(options.gates, rng)
+    print_series({name: draws[name] for name in ("normal", "skewed (exponential)", "recorded")}, options.series, rng)
+
+
+def print_gates(draws: Mapping[str, Draw], count: int, rng: np.random.Generator) -> None:
+    print(f"One gate at alpha = 5 %, at most {MOST_SEEDS} seeds, least effect 1 sd; {count:,} gates per line")
+    print("| runs | effect | helps | hurts | no effect worth having | undecided | mean rounds |")
+    print("|---|---|---|---|---|---|---|")
+    for name, draw in draws.items():
+        for effect in (0.0, 1.0, 2.0, 3.0, -2.0):
+            shares, rounds = gates(draw, effect, Design(ALPHA, ALPHA, 1.0, MOST_SEEDS), count, rng)
+            cells = " | ".join(f"{100 * shares[outcome]:.1f} %" for outcome in OUTCOMES)
+            print(f"| {name} | {effect:g} sd | {cells} | {rounds:.1f} |")
+    print()
+
+
+def print_designs(count: int, rng: np.random.Generator) -> None:
+    print(f"Ways to look after every round; normal runs, {count:,} gates per cell")
+    print("| design | helps at no effect | helps at 2 sd | mean rounds at 2 sd |")
+    print("|---|---|---|---|")
+    design = Design(ALPHA, ALPHA, 0.0, MOST_SEEDS)
+    lines = {"alpha spending (the gate)": [gates(normal(), effect, design, count, rng) for effect in (0, 2)]}
+    (null, _), (found, rounds) = lines["alpha spending (the gate)"]
+    power = found[Outcome.HELPS]
+    print(f"| the gate (alpha spending) | {null[Outcome.HELPS]:.1%} | {power:.1%} | {rounds:.1f} |")
+    without, with_effect = other_designs(0, count, rng), other_designs(2, count, rng)
+    for name, (share, rounds) in with_effect.items():
+        print(f"| {name} | {without[name][0]:.1%} | {share:.1%} | {rounds:.1f} |")
+    for wanted in (0.9, power):
+        welch, paired = fixed_seeds(wanted, 2.0)
+        print(f"| fixed number of seeds, {wanted:.1%} power: Welch | 5.0% | {wanted:.1%} | {welch} |")
+        print(f"| fixed number of seeds, {wanted:.1%} power: paired | 5.0% | {wanted:.1%} | {paired} |")
+    print()
+
+
+def print_series(draws: Mapping[str, Draw], count: int, rng: np.random.Generator) -> None:
+    print(
+        f"{IDEAS} ideas, {HELPFUL} of which gain {EFFECT:g} sd; at most {MOST_SEEDS} seeds each;"
+        f" means over {count:,} series"
+    )
+    print("| runs | procedure | found | falsely accepted | false share | runs of ideas |")
+    print("|---|---|---|---|---|---|")
+
+    def line(name: str, procedure: str, results: Sequence[tuple[int, int, int]]) -> None:
+        found, false, share, runs = summary(results)
+        print(f"| {name} | {procedure} | {found:.1f} of {HELPFUL} | {false:.1f} | {share:.1%} | {runs:.0f} |")
+
+    for name, draw in draws.items():
+        for procedure, level in LEVELS.items():
+            line(name, procedure, [series(draw, rng, level=level, shared=False) for _ in range(count)])
+        level = LEVELS["gates at the levels of LORD++"]
+        line(
+            name,
+            "LORD++, baseline runs shared",
+            [series(draw, rng, level=level, shared=True) for _ in range(count)],
+        )
+        line(name, "keep what scored better in one run", [best_of_one(draw, rng) for _ in range(count)])
+
+
+if __name__ == "__main__":
+    main()
