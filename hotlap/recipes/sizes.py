@@ -132,6 +132,23 @@ SIZES = {
                 "evaluation.share": 0.1,
             },
         ),
+        Size(
+            "micro",
+            "ten times nano's compute, for ladders on a CPU",
+            num_layers=6,
+            width=192,
+            num_heads=3,
+            sequence_tokens=2048,
+            window_tokens=512,
+            steps=800,
+            changes={
+                **_SMALL_CORPUS,
+                "model.vocab_size": 4096,
+                "batch.tokens_per_step": 4096,
+                "evaluation.every_steps": 200,
+                "evaluation.tokens": None,
+            },
+        ),
         Size("small", "the records", num_layers=12, width=768, num_heads=6, sequence_tokens=65_536),
         Size("medium", "350M class", num_layers=16, width=1024, num_heads=8, sequence_tokens=65_536),
     )

@@ -19,6 +19,15 @@ def number(value: float, decimals: int, unit: str = "") -> str:
     return f"{value:,.{decimals}f}{unit and ' ' + unit}" if math.isfinite(value) else "–"
 
 
+def facts_list(pairs: Iterable[tuple[str, str]]) -> str:
+    """The boxes below a page's title."""
+    return (
+        '<dl class="facts">'
+        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
+        + "</dl>"
+    )
+
+
 def sortable_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(h)}</button></th>' for h in headers

@@ -34,8 +34,9 @@ function themed(layout) {
 }
 
 function draw() {
-  const loss = (figures.loss[axis.y] || figures.loss.val_loss)[axis.x];
-  for (const [id, figure] of Object.entries({ ...figures, loss })) {
+  const drawn = { ...figures };
+  if (figures.loss) drawn.loss = (figures.loss[axis.y] || figures.loss.val_loss)[axis.x];
+  for (const [id, figure] of Object.entries(drawn)) {
     const place = document.getElementById(id);
     if (!figure) continue;
     place.closest("section").hidden = false;

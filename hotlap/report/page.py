@@ -51,17 +51,17 @@ def render_page(
     """The whole page. With `live_url` it polls that address on its own server for updates."""
     content = build_content(runs_by_label, metric, notes)
     figures, fragments = content["figures"], content["fragments"]
-    template = Template(_asset("page.html"))
+    template = Template(asset("page.html"))
     return template.substitute(
         {f"fragment_{name}": html for name, html in fragments.items()},
         title=escape(title),
         connect="'self'" if live_url else "'none'",
         live=escape(live_url or ""),
-        style=_asset("page.css"),
+        style=asset("page.css"),
         plotly=get_plotlyjs(),
         # Without `<`, no text can close the script element that contains it.
         figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
-        script=_asset("page.js"),
+        script=asset("page.js"),
         legend=_legend(runs_by_label),
         x_buttons=_switch("x", X_BUTTONS),
         y_buttons=_switch("y", {key: text for key, text in Y_BUTTONS.items() if key in figures["loss"]}),
@@ -93,7 +93,7 @@ def write_file(path: Path, content: bytes) -> None:
         write_atomically(path, content)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 

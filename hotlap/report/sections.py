@@ -26,7 +26,7 @@ from hotlap.report.analysis import (
     settings_that_differ,
 )
 from hotlap.report.machines import machine_of
-from hotlap.report.markup import Cell, folded, number, plain_table, sortable_table, swatch
+from hotlap.report.markup import Cell, facts_list, folded, number, plain_table, sortable_table, swatch
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
 from hotlap.report.verdict import Metric
 from hotlap.runs.reader import Run
@@ -67,11 +67,7 @@ def headline(runs_by_label: RunsByLabel) -> str:
             ("tokens", number(run.tokens, 0)),
             ("tokens per second", number(run.tokens_per_s, 0)),
         ]
-    return (
-        '<dl class="facts">'
-        + "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-        + "</dl>"
-    )
+    return facts_list(facts)
 
 
 def best_validation(run: Run) -> list[tuple[str, str]]:
