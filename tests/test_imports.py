@@ -38,6 +38,7 @@ LEVELS = {
     "race": 8,
     "plan": 8,
     "acceptance": 9,
+    "lab": 9,
     "emulation": 8,
     "commands": 10,
     "cli": 10,
