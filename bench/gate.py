@@ -2,8 +2,8 @@
 
 `python -m bench.gate [--series N] [--seed N]`. Effects are in standard deviations of a run between seeds. A
 gate looks after every round from the third on and stops when it is decided. Recorded runs: the final bits per
-byte of docs/recipes.json and docs/gate-runs.json around the mean of their recipe, drawn with replacement,
-each side with the spread of a recipe of its own (the widest has ten times the spread of the narrowest).
+byte of docs/gate-runs.json around the mean of their recipe, drawn with replacement; each side has the spread
+of a recipe of its own, from there or docs/recipes.json. Widest and narrowest differ by a factor of sixty.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hotlap.runs.reader import Floats
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECORDED = ("recipes.json", "gate-runs.json")
+FEWEST_FOR_SHAPE = 8  # runs of a recipe; the residuals of three are far from the shape they were drawn from
 ALPHA = 0.05
 MOST_SEEDS = 12
 IDEAS, HELPFUL, EFFECT = 200, 10, 3.0  # of a series
@@ -71,7 +72,8 @@ def recorded_spread(docs: Path = DOCS) -> tuple[Floats, Floats]:
             values.setdefault(run["label"], []).append(run["val_bpb"])
         for of_label in values.values():
             spreads.append(float(np.std(of_label, ddof=1)))
-            residuals += list((np.array(of_label) - np.mean(of_label)) / spreads[-1])
+            if len(of_label) >= FEWEST_FOR_SHAPE:
+                residuals += list((np.array(of_label) - np.mean(of_label)) / spreads[-1])
     standardized = np.array(residuals) / np.std(residuals)
     return standardized, np.array(spreads)
 
@@ -82,7 +84,9 @@ def gates(
     """(share of each outcome, mean rounds) of simulated gates. The least effect is in standard deviations."""
     baseline, candidate, sd = draw(rng, count, design.most_seeds)
     outcomes, rounds = stops((candidate - baseline) / sd - effect, design)
-    return {outcome: float(np.mean(outcomes == i)) for i, outcome in enumerate(OUTCOMES)}, float(rounds.mean())
+    return {outcome: float(np.mean(outcomes == i)) for i, outcome in enumerate(OUTCOMES)}, float(
+        rounds.mean()
+    )
 
 
 def other_designs(effect: float, count: int, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
@@ -118,7 +122,7 @@ def e_value(t: Floats, n: int, effect: float) -> Floats:
 
 
 def fixed_seeds(power: float, effect: float) -> tuple[int, int]:
-    """Seeds per side that a fixed one-sided test at 5 % needs: (Welch's, paired). Normal runs, equal spread."""
+    """Seeds per side that a fixed one-sided test at 5 % needs: (Welch's, paired), for normal runs."""
     from hotlap.report.stats import noncentral_t_below
 
     def needed(freedom: Callable[[int], int]) -> int:
@@ -146,7 +150,7 @@ def series(
     discoveries: list[int] = []
     true, false, runs = 0, 0, 0
     for index in range(IDEAS):
-        design = Design(level(index + 1, discoveries), ALPHA, 1.0, MOST_SEEDS)
+        design = Design(rounded_down(level(index + 1, discoveries)), ALPHA, 1.0, MOST_SEEDS)
         one = differences[index : index + 1] - (EFFECT if index in helpful else 0.0)
         outcomes, rounds = stops(one, design)
         runs += int(rounds[0])
@@ -154,6 +158,11 @@ def series(
             discoveries.append(index + 1)
             true, false = true + (index in helpful), false + (index not in helpful)
     return true, false, runs
+
+
+def rounded_down(level: float) -> float:
+    """To one of five levels per decade, so that few boundaries have to be computed."""
+    return float(10 ** (math.floor(5 * math.log10(level)) / 5))
 
 
 def best_of_one(draw: Draw, rng: np.random.Generator) -> tuple[int, int, int]:
@@ -170,8 +179,8 @@ def best_of_one(draw: Draw, rng: np.random.Generator) -> tuple[int, int, int]:
 
 LEVELS: Mapping[str, Callable[[int, Sequence[int]], float]] = {
     "gates at the levels of LORD++": lambda number, found: level_of_try(number, found, ALPHA),
-    "gates at 5 % each": lambda number, found: ALPHA,
-    "gates at 5 % / 200 (Bonferroni)": lambda number, found: ALPHA / IDEAS,
+    "gates at 5 % each": lambda _number, _found: ALPHA,
+    "gates at 5 % / 200 (Bonferroni)": lambda _number, _found: ALPHA / IDEAS,
 }
 
 
@@ -179,7 +188,12 @@ def summary(results: Sequence[tuple[int, int, int]]) -> tuple[float, float, floa
     """Means over series: (found, falsely accepted, share of false ones among the accepted, runs)."""
     table = np.array(results, dtype=np.float64)
     shares = table[:, 1] / np.maximum(table[:, 0] + table[:, 1], 1)
-    return float(table[:, 0].mean()), float(table[:, 1].mean()), float(shares.mean()), float(table[:, 2].mean())
+    return (
+        float(table[:, 0].mean()),
+        float(table[:, 1].mean()),
+        float(shares.mean()),
+        float(table[:, 2].mean()),
+    )
 
 
 def main() -> None:
@@ -201,7 +215,9 @@ def main() -> None:
     print(f"recorded runs: {residuals.size}, spreads {spreads.min():.4f} to {spreads.max():.4f} bits/byte\n")
     print_gates(draws, options.gates, rng)
     print_designs(options.gates, rng)
-    print_series({name: draws[name] for name in ("normal", "skewed (exponential)", "recorded")}, options.series, rng)
+    print_series(
+        {name: draws[name] for name in ("normal", "skewed (exponential)", "recorded")}, options.series, rng
+    )
 
 
 def print_gates(draws: Mapping[str, Draw], count: int, rng: np.random.Generator) -> None:

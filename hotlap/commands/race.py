@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hotlap.cli import Parser
+from hotlap.commands import gate
 from hotlap.commands.train import default_size
 from hotlap.config import Config
 from hotlap.errors import INTERRUPTED, ConfigError
@@ -42,6 +43,7 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="resume the race in DIR")
     add_options(parser)
+    gate.add_options(parser)
 
 
 def add_options(parser: Parser) -> None:
@@ -71,6 +73,16 @@ def run(args: argparse.Namespace) -> int:
     from hotlap.race.directory import RaceDirectory
     from hotlap.race.plan import make_plan, parse_spec
 
+    if args.gate:
+        gate.check_options(args)
+        budget_s = None if args.budget is None else parse_seconds(args.budget)
+        for spec in args.recipes:
+            parse_spec(spec)
+        size, _, settings = common_options(args)
+        seeds = gate.DEFAULT_MOST_SEEDS if args.seeds is None else args.seeds
+        plan = make_plan(args.recipes, size, seeds, settings, args.procs, first_seed=args.first_seed or 0)
+        return gate.run_gate(args, plan, budget_s)
+    gate.check_unused(args)
     if args.resume is None:
         for spec in args.recipes:
             parse_spec(spec)  # report mistakes before common_options imports torch, which takes seconds
@@ -105,6 +117,8 @@ def run_race(
     plan: Plan, directory: RaceDirectory, on: str, budget: str | None, notes: Sequence[str] = ()
 ) -> int:
     """Run the remaining runs on the engine `on`, then print the results and write the report."""
+    from hotlap.lab.ledger import Ledger
+    from hotlap.lab.races import add_race
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
     from hotlap.train.run import check_ranks
@@ -127,10 +141,13 @@ def run_race(
                 open_engine(on, directory.path, lock, progress.say) as engine,
             ):
                 skipped = Runner(plan, directory, engine, progress).run(budget_s)
+                trained = progress.done - done
     except KeyboardInterrupt:
         to_stderr(f"race: stopped; resume with: hotlap race --resume {directory.path}")
         return INTERRUPTED
-    show(plan, directory, skipped, budget, make_console())
+    results = show(plan, directory, skipped, budget, make_console())
+    if trained:
+        add_race(Ledger(directory.path.parent), directory, plan, results, to_stderr)
     return 0
 
 
@@ -156,7 +173,8 @@ def header_lines(plan: Plan, directory: RaceDirectory) -> list[str]:
 
 def show(
     plan: Plan, directory: RaceDirectory, skipped: Sequence[Start], budget: str | None, console: Console
-) -> None:
+) -> dict[str, Any]:
+    """Print the results of a race, and return the data of its `results.json`."""
     from hotlap.race.results import conclude, table, verdict_lines
 
     data = conclude(directory, plan)
@@ -177,6 +195,7 @@ def show(
             soft_wrap=True,
         )
     console.print(f"report: {directory.report_path}", markup=False, soft_wrap=True)
+    return data
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The decision of a gate: from the differences of its rounds to helps, hurts, no effect worth having, or none.
+"""The decision of a gate, from the differences of its rounds: helps, hurts, no effect worth having, or none.
 
 A round is one run of each side with the same seed; its difference is candidate minus baseline, so that a gain
 is negative. Two one-sided tests run side by side, each with an error that holds over all looks: "helps" at
@@ -112,7 +112,7 @@ def stops(differences: Floats, design: Design) -> tuple[npt.NDArray[np.int64], n
 
 
 def _t_test(differences: Floats) -> tuple[Floats, Floats, Floats]:
-    """(mean, standard error, t) of each row; an error of 0 and t = nan where the differences have no spread."""
+    """(mean, standard error, t) of each row; without spread an error of 0 and t = nan."""
     n = differences.shape[1]
     mean = differences.mean(axis=1)
     largest = np.abs(differences).max(axis=1)

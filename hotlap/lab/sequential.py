@@ -6,8 +6,8 @@ in advance, and takes into account that looks share data.
 
 The data are the differences of rounds, tested by one-sample t tests. The usual levels assume known variance;
 at a few seeds they err too often. Here the chance of crossing is exact for normal differences of unknown
-variance: a sequence of t statistics is a Markov chain under no effect (`_at_most`), so that it can be followed
-on a grid, as Armitage, McPherson and Rowe (1969, https://doi.org/10.2307/2343787) do for sums.
+variance: a sequence of t statistics is a Markov chain under no effect (`_at_most`), so that it can be
+followed on a grid, as Armitage, McPherson and Rowe (1969, https://doi.org/10.2307/2343787) do for sums.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ def _level(r: Floats, chance: Floats, n: int, to_spend: float) -> float:
 def _at_most(c: Floats, r: Floats, n: int) -> Floats:
     """P(r of n differences ≤ c), given r of the first n − 1 of them.
 
-    With R² the sum of squares so far and w = (next difference) / R, the next r is (r + w) / √(1 + w²). Under no
-    effect the direction of the vector of differences is independent of its length R, so w does not depend on
-    r, and w·√(n − 1) has a t distribution with n − 1 degrees of freedom. Solving for w gives one bound or two.
+    With R² the sum of squares so far and w = (next difference) / R, the next r is (r + w) / √(1 + w²). Under
+    no effect the direction of the vector of differences is independent of its length R, so w does not depend
+    on r, and w·√(n − 1) has a t distribution with n − 1 degrees of freedom. Solving for w gives one bound or
+    two.
     """
     c, r = np.broadcast_arrays(c, r)
     with np.errstate(divide="ignore", invalid="ignore"):

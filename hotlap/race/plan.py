@@ -118,7 +118,13 @@ class Plan:
 
 
 def make_plan(
-    specs: Sequence[str], size: str, seeds: int, settings: Mapping[str, Any], procs: int | None = None
+    specs: Sequence[str],
+    size: str,
+    seeds: int,
+    settings: Mapping[str, Any],
+    procs: int | None = None,
+    *,
+    first_seed: int = 0,
 ) -> Plan:
     """The plan of `hotlap race`. Builds every configuration once, so that mistakes are reported now."""
     check_settings(settings)
@@ -129,7 +135,7 @@ def make_plan(
         config = _config(recipe, size, {**settings, **changes})
         copies = configs.count(config)
         label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
-        entries.append(Entry(label, recipe, changes, first_seed=copies * SEED_OFFSET))
+        entries.append(Entry(label, recipe, changes, first_seed=first_seed + copies * SEED_OFFSET))
         configs.append(config)
     return Plan(size, seeds, tuple(entries), dict(settings), procs)
 

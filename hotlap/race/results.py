@@ -55,10 +55,10 @@ def left_out(directory: RaceDirectory, plan: Plan, runs_by_label: Mapping[str, S
     return notes
 
 
-def conclude(directory: RaceDirectory, plan: Plan) -> dict[str, Any]:
+def conclude(directory: RaceDirectory, plan: Plan, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Analyze the whole rounds, write `report.html` and `results.json`, and return the data of the latter."""
     runs_by_label = load_race(directory, plan, whole_rounds=True)
-    notes = left_out(directory, plan, runs_by_label)
+    notes = [*notes, *left_out(directory, plan, runs_by_label)]
     analysis = analyze(runs_by_label, notes=notes)
     first = next(iter(runs_by_label.values()))[0]
     data: dict[str, Any] = finite(
