@@ -115,7 +115,7 @@ def e_value(t: Floats, n: int, effect: float) -> Floats:
     P ≤ alpha (Pérez-Ortiz, Lardy, de Heide and Grünwald 2024, https://arxiv.org/abs/2208.07610).
     """
     center = effect * math.sqrt(n)
-    y = np.linspace(0, 12 + math.sqrt(n) + center, 1500)[1:]
+    y = np.linspace(0, 12 + math.sqrt(n) + center, 400)[1:]
     weights = np.exp((n - 1) * np.log(y) - y * y / 2 - ((n - 1) * math.log(n) - n) / 2)
     tilt = np.exp(center * np.outer(t / np.sqrt(t * t + n - 1), y) - center**2 / 2)
     return tilt @ weights / weights.sum()
@@ -135,46 +135,61 @@ def fixed_seeds(power: float, effect: float) -> tuple[int, int]:
     return needed(lambda n: 2 * n - 2), needed(lambda n: n - 1)
 
 
-# --- a series of ideas ---
+# --- many series of ideas, in step ---
+
+Results = tuple[Floats, Floats, Floats]  # of each series: true discoveries, false ones, runs of ideas
 
 
-def series(
-    draw: Draw, rng: np.random.Generator, *, level: Callable[[int, Sequence[int]], float], shared: bool
-) -> tuple[int, int, int]:
-    """(true, false discoveries, runs of candidates) of one series. `shared`: one set of baseline runs."""
-    helpful = set(rng.choice(IDEAS, HELPFUL, replace=False).tolist())
-    baseline, candidate, sd = draw(rng, IDEAS, MOST_SEEDS)
-    if shared:
-        baseline, sd = np.broadcast_to(baseline[:1], baseline.shape), np.broadcast_to(sd[:1], sd.shape)
-    differences = (candidate - baseline) / sd
-    discoveries: list[int] = []
-    true, false, runs = 0, 0, 0
+def all_series(
+    draw: Draw,
+    rng: np.random.Generator,
+    count: int,
+    *,
+    level: Callable[[int, Sequence[int]], float],
+    shared: bool = False,
+) -> Results:
+    """`level(number, discoveries)` of each try. `shared`: one set of baseline runs for a whole series."""
+    is_helpful = helpful_ideas(rng, count)
+    discoveries: list[list[int]] = [[] for _ in range(count)]
+    first_baseline, _, first_sd = draw(rng, count, MOST_SEEDS)
+    true, false, runs = np.zeros((3, count))
     for index in range(IDEAS):
-        design = Design(rounded_down(level(index + 1, discoveries)), ALPHA, 1.0, MOST_SEEDS)
-        one = differences[index : index + 1] - (EFFECT if index in helpful else 0.0)
-        outcomes, rounds = stops(one, design)
-        runs += int(rounds[0])
-        if outcomes[0] == HELPS:
-            discoveries.append(index + 1)
-            true, false = true + (index in helpful), false + (index not in helpful)
+        baseline, candidate, sd = draw(rng, count, MOST_SEEDS)
+        if shared:
+            candidate, baseline, sd = candidate / sd * first_sd, first_baseline, first_sd
+        differences = (candidate - baseline) / sd - EFFECT * is_helpful[:, index : index + 1]
+        levels = np.array([rounded_down(level(index + 1, found)) for found in discoveries])
+        helps = np.zeros(count, dtype=np.bool_)
+        for one in np.unique(levels):
+            at = levels == one
+            outcomes, rounds = stops(differences[at], Design(float(one), ALPHA, 1.0, MOST_SEEDS))
+            helps[at] = outcomes == HELPS
+            runs[at] += rounds
+        for of_series in np.flatnonzero(helps):
+            discoveries[of_series].append(index + 1)
+        true += helps & is_helpful[:, index]
+        false += helps & ~is_helpful[:, index]
     return true, false, runs
 
 
+def helpful_ideas(rng: np.random.Generator, count: int) -> np.ndarray:
+    """(series, ideas): which ideas help."""
+    ranks = rng.random((count, IDEAS)).argsort(axis=1)
+    return ranks < HELPFUL
+
+
 def rounded_down(level: float) -> float:
-    """To one of five levels per decade, so that few boundaries have to be computed."""
-    return float(10 ** (math.floor(5 * math.log10(level)) / 5))
+    """To one of ten levels per decade, so that few boundaries have to be computed."""
+    return float(10 ** (math.floor(10 * math.log10(level)) / 10))
 
 
-def best_of_one(draw: Draw, rng: np.random.Generator) -> tuple[int, int, int]:
-    """The same with one run per idea: keep it if it scored better than the best so far (its parent)."""
-    helpful = set(rng.choice(IDEAS, HELPFUL, replace=False).tolist())
-    baseline, candidate, sd = draw(rng, IDEAS, 1)
-    true, false = 0, 0
-    for index in range(IDEAS):
-        gained = EFFECT if index in helpful else 0.0
-        if candidate[index, 0] / sd[index, 0] - gained < baseline[index, 0] / sd[index, 0]:
-            true, false = true + (index in helpful), false + (index not in helpful)
-    return true, false, IDEAS
+def best_of_one(draw: Draw, rng: np.random.Generator, count: int) -> Results:
+    """The same ideas with one run each: kept if it scored better than one run of the baseline."""
+    is_helpful = helpful_ideas(rng, count)
+    baseline, candidate, sd = draw(rng, count * IDEAS, 1)
+    better = ((candidate - baseline) / sd).reshape(count, IDEAS) < EFFECT * is_helpful
+    true, false = (better & is_helpful).sum(axis=1), (better & ~is_helpful).sum(axis=1)
+    return true, false, np.full(count, float(IDEAS))
 
 
 LEVELS: Mapping[str, Callable[[int, Sequence[int]], float]] = {
@@ -184,22 +199,17 @@ LEVELS: Mapping[str, Callable[[int, Sequence[int]], float]] = {
 }
 
 
-def summary(results: Sequence[tuple[int, int, int]]) -> tuple[float, float, float, float]:
+def summary(results: Results) -> tuple[float, float, float, float]:
     """Means over series: (found, falsely accepted, share of false ones among the accepted, runs)."""
-    table = np.array(results, dtype=np.float64)
-    shares = table[:, 1] / np.maximum(table[:, 0] + table[:, 1], 1)
-    return (
-        float(table[:, 0].mean()),
-        float(table[:, 1].mean()),
-        float(shares.mean()),
-        float(table[:, 2].mean()),
-    )
+    true, false, runs = results
+    shares = false / np.maximum(true + false, 1)
+    return float(true.mean()), float(false.mean()), float(shares.mean()), float(runs.mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gates", type=int, default=10_000, help="simulated gates per line")
-    parser.add_argument("--series", type=int, default=200, help="simulated series per line")
+    parser.add_argument("--series", type=int, default=500, help="simulated series per line")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
@@ -259,20 +269,16 @@ def print_series(draws: Mapping[str, Draw], count: int, rng: np.random.Generator
     print("| runs | procedure | found | falsely accepted | false share | runs of ideas |")
     print("|---|---|---|---|---|---|")
 
-    def line(name: str, procedure: str, results: Sequence[tuple[int, int, int]]) -> None:
+    def line(name: str, procedure: str, results: Results) -> None:
         found, false, share, runs = summary(results)
         print(f"| {name} | {procedure} | {found:.1f} of {HELPFUL} | {false:.1f} | {share:.1%} | {runs:.0f} |")
 
     for name, draw in draws.items():
         for procedure, level in LEVELS.items():
-            line(name, procedure, [series(draw, rng, level=level, shared=False) for _ in range(count)])
+            line(name, procedure, all_series(draw, rng, count, level=level))
         level = LEVELS["gates at the levels of LORD++"]
-        line(
-            name,
-            "LORD++, baseline runs shared",
-            [series(draw, rng, level=level, shared=True) for _ in range(count)],
-        )
-        line(name, "keep what scored better in one run", [best_of_one(draw, rng) for _ in range(count)])
+        line(name, "LORD++, baseline runs shared", all_series(draw, rng, count, level=level, shared=True))
+        line(name, "keep what scored better in one run", best_of_one(draw, rng, count))
 
 
 if __name__ == "__main__":

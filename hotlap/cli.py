@@ -27,6 +27,8 @@ COMMANDS = {
     "plan": "estimate memory, FLOPs, traffic, time and cost of a run on given GPUs",
     "race": "compare recipes over several seeds and test whether the difference is significant",
     "ablate": "undo a recipe's changes one at a time to measure each one's effect",
+    "ladder": "compare at several sizes and fit how the effect changes with compute",
+    "lab": "show what was tried: every gate, what helped, and at what cost",
     "sample": "generate text with a trained model",
     "play": "go on with what you type, at a prompt",
     "eval": "evaluate a trained model on whole validation splits",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bench.gate import LEVELS, best_of_one, normal, series, summary
+from bench.gate import LEVELS, all_series, best_of_one, normal, summary
 from hotlap.lab.discoveries import DECAY, START_SHARE, level_of_try, share
 
 
@@ -39,9 +39,9 @@ def test_the_levels_spent_never_exceed_alpha_per_discovery(found):
 def test_of_a_series_few_accepted_ideas_are_false():
     rng = np.random.default_rng(4)
     level = LEVELS["gates at the levels of LORD++"]
-    found, _, false_share, _ = summary([series(normal(), rng, level=level, shared=False) for _ in range(12)])
+    found, _, false_share, _ = summary(all_series(normal(), rng, 60, level=level))
     assert found >= 7
     assert false_share <= 0.05
-    _, falsely, share_of_one, _ = summary([best_of_one(normal(), rng) for _ in range(12)])
+    _, falsely, share_of_one, _ = summary(best_of_one(normal(), rng, 60))
     assert falsely > 80
     assert share_of_one > 0.85

@@ -97,7 +97,6 @@ def run_gate(args: argparse.Namespace, plan: Plan, budget_s: float | None) -> in
                 do="omit the target, or race without --gate",
             )
         check_ranks(plan.config(start), plan.procs or 1)
-    check_engine(args.on)
     question = Question(
         plan,
         alpha=DEFAULT_ALPHA if args.alpha is None else args.alpha,
@@ -106,6 +105,7 @@ def run_gate(args: argparse.Namespace, plan: Plan, budget_s: float | None) -> in
     if args.name is not None:
         check_name(args.name)
     directory = RaceDirectory(args.runs / (args.name or question.default_name))
+    check_engine(args.on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
     ledger = Ledger(args.runs)
     gate = Gate(question, directory, ledger, to_stderr)
     directory.check(plan)

@@ -2,5 +2,5 @@
 
 `sequential` and `decision` are the test of one gate, `discoveries` the level that each try of a series gets;
 these three are pure functions. `gate` carries a gate out, `ledger` keeps what was tried, `page` shows it;
-`ladder` compares at several sizes, `trend` says how an effect changes with compute.
+`ladder` compares at several sizes, `scaling` says how an effect changes with compute.
 """

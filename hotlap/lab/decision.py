@@ -63,7 +63,7 @@ def decide(differences: Sequence[float] | Floats, design: Design) -> Decision:
     mean = float(d[:n].mean()) if n else NAN
     looks = looks_of(design.most_seeds)
     if n < looks[0]:
-        return Decision(OUTCOMES[outcomes[0]], n, mean, NAN, NAN, NAN, NAN, is_equivalent=False)
+        return without_statistics(OUTCOMES[outcomes[0]], n, mean)
     at = n - looks[0]
     _, error, _ = _t_test(d[None, :n])
     half = _t_quantile(nominal_levels(design.most_seeds, design.alpha / 2)[at], n) * float(error[0])
@@ -78,6 +78,11 @@ def decide(differences: Sequence[float] | Floats, design: Design) -> Decision:
         p_needed=nominal_levels(design.most_seeds, design.level)[at],
         is_equivalent=max(-low, high) < design.least_effect,
     )
+
+
+def without_statistics(outcome: Outcome, rounds: int, effect: float) -> Decision:
+    """Before the first look, or where a run has no value."""
+    return Decision(outcome, rounds, effect, NAN, NAN, NAN, NAN, is_equivalent=False)
 
 
 def stops(differences: Floats, design: Design) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from hotlap.errors import RaceError
 from hotlap.json_files import finite
 from hotlap.lab.baselines import copy_run, find_run, identity, sources_of
 from hotlap.lab.comparison import code_of, describe, machine_of
-from hotlap.lab.decision import Decision, Design, Outcome, decide
+from hotlap.lab.decision import Decision, Design, Outcome, decide, without_statistics
 from hotlap.lab.ledger import Entry, Ledger
 from hotlap.lab.sequential import looks_of
 from hotlap.progress import Say
@@ -152,7 +152,7 @@ class Gate:
                 )
         differences = [b.last(field) - a.last(field) for a, b in zip(baseline, candidate, strict=True)]
         if not all(map(math.isfinite, differences)):
-            return Decision(Outcome.HURTS, len(differences), *[math.nan] * 5, is_equivalent=False)
+            return without_statistics(Outcome.HURTS, len(differences), math.nan)
         decision = decide(differences, self.design)
         is_last = decision.rounds >= self.plan.seeds
         return decision if is_last or decision.outcome is not Outcome.UNDECIDED else None
