@@ -32,6 +32,7 @@ class TwoNodes:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("head", "other"):
                 patch.setenv("HOTLAP_CACHE", str(folder / name))
+                patch.setenv("RAY_worker_niceness", "0")  # as a process that is started here
                 options = {"num_cpus": 1, "object_store_memory": OBJECT_STORE, "include_dashboard": False}
                 if name == "head":
                     self.cluster = Cluster(initialize_head=True, head_node_args=options)
