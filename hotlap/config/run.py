@@ -111,6 +111,10 @@ class RuntimeConfig:
     compile: Literal["auto", "off", "block", "parts", "model"] = setting(
         "auto", "what torch.compile makes one graph: each block and nothing else, each part, or the model"
     )
+    kernels: Literal["auto", "off"] = setting(
+        "auto",
+        "fused kernels; off: everything in plain PyTorch, for a fair race against parts without a kernel",
+    )
     coordinate_descent: bool = setting(False, "CUDA: coordinate-descent tuning of compiled kernels")
     threads: int = setting(0, "CPU threads per process; 0: divide the cores among the processes")
     reduction: Literal["averaged", "fixed"] = setting(

@@ -26,7 +26,7 @@ class LayerCache:
 
     def __init__(self, model: GPT | GPT2, num_samples: int, num_slots: int) -> None:
         shape = (num_samples, model.config.kv_heads, num_slots, model.config.head_dim)
-        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embed.weight.device)
+        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.device)
         self.num_slots = num_slots
         # Set by the decoder before each step, to the same values for all layers.
         self.position = 0
@@ -103,7 +103,7 @@ class Decoder:
         self.visibility = visibility
         self.num_samples = num_samples
         self.context = model.max_tokens if isinstance(model, GPT2) else None
-        self.device = model.embed.weight.device
+        self.device = model.device
         self.position = 0  # of the next token
         window = visibility.window_tokens
         self._caches = [LayerCache(model, num_samples, window) for _ in model.blocks]

@@ -45,7 +45,7 @@ def generate(
     Only ids below `known_tokens` are drawn. Sample i gets the same random numbers for any number of samples.
     """
     draws = Draws(options.seed, options.num_samples)
-    device = model.embed.weight.device
+    device = model.device
     decoder = Decoder(model, visibility, options.num_samples)
     logits_SV = decoder.start(torch.tensor(prompt, dtype=torch.long, device=device))
     ended = [False] * options.num_samples

@@ -42,6 +42,7 @@ from hotlap.optim.muon_math import PlainMath
 from hotlap.optim.row_rms import RowRms
 from hotlap.optim.row_rms import step_rows as plain_step_rows
 
+SWITCHED_OFF = "switched off"
 BACKENDS = ("auto", "dense", "flex", "native", "blocked")
 
 
@@ -123,21 +124,25 @@ def install(
     compiled: bool = False,
     compiles_loss: bool = False,
     compiles_optimizers: bool = False,
+    switched_off: bool = False,
 ) -> Installed:
     """Swap the parts of a lap that a kernel computes faster here.
 
     `tokens` go through the model at once. `compiled`: torch.compile will fuse the blocks, so that they are
     left to it; `compiles_loss`: the loss will be part of a compiled graph; `compiles_optimizers`: Muon's math
-    may be compiled. Attention's own kernel comes with the backend, and is only reported here.
+    may be compiled; `switched_off`: leave everything plain. Attention's own kernel comes
+    with the backend, and is only reported here.
     """
     assert not any(isinstance(block, FusedBlock) for block in model.blocks), "kernels are installed already"
-    device = model.embed.weight.device
+    device = model.device
     no_kernels = unavailable() if device.type == "cpu" else f"no kernels on {device.type}"
+    if switched_off:
+        no_kernels = SWITCHED_OFF
     parts = [
         _attention_part(model, backend),
         *_install_blocks(model, no_kernels, tokens, compiled),
         _install_loss(model, device, no_kernels, tokens, compiles_loss),
-        *(_install_math(optimizer, no_kernels, compiles_optimizers) for optimizer in optimizers),
+        *(_install_math(opt, no_kernels, compiles_optimizers and not switched_off) for opt in optimizers),
     ]
     return Installed(tuple(parts))
 
@@ -145,7 +150,7 @@ def install(
 def _attention_part(model: GPT | GPT2, backend: Backend) -> Part:
     if isinstance(model, GPT2):
         return Part("attention", "", "GPT-2 attends by scaled_dot_product_attention")
-    device = model.embed.weight.device
+    device = model.device
     if backend.name == "flex" and device.type == "cuda":
         check_flex_fits(torch.cuda.get_device_capability(device), model.dtype, model.config.head_dim)
     kernel = {"native": "C", "flex": "FlexAttention"}.get(backend.name, "")
@@ -221,6 +226,10 @@ def _install_loss(
         return Part("loss", "", "a loss of its own")
     if isinstance(model, GPT) and type(model.head) is not Head:
         return Part("loss", "", f"{type(model.head).__name__} has no kernel")
+    if no_kernels == SWITCHED_OFF:
+        if not compiles_loss:
+            model.loss = chunked_cross_entropy
+        return Part("loss", "", SWITCHED_OFF)
     weight = model.head.weight if isinstance(model, GPT) else model.embed.weight
     if device.type == "cuda":
         return _install_loss_on_cuda(model, device, len(weight), tokens, compiles_loss)
@@ -261,7 +270,10 @@ def _install_math(optimizer: torch.optim.Optimizer, no_kernels: str | None, comp
         if no_kernels is None:
             optimizer.step_rows = row_rms.step_rows
         return Part("RowRms", "" if no_kernels else "C", no_kernels or "")
-    return Part(type(optimizer).__name__, "", no_kernels or "torch's fused one is as fast")
+    kind = type(optimizer)
+    known = kind.__module__.startswith("torch.optim")
+    reason = "torch's fused one is as fast" if known else f"{kind.__name__} has no kernel"
+    return Part(kind.__name__, "", no_kernels or reason)
 
 
 def _install_newton_schulz(muon: Muon, no_kernels: str | None, compiles: bool) -> Part:

@@ -11,11 +11,19 @@ import torch
 from hotlap.config import ModelConfig
 from hotlap.model.gpt import GPT
 from hotlap.model.gpt2 import GPT2
+from hotlap.model.parts import STANDARD, Parts
 
-__all__ = ["GPT", "GPT2", "build_model"]
+__all__ = ["GPT", "GPT2", "Parts", "build_model"]
 
 
-def build_model(config: ModelConfig, max_tokens: int, dtype: torch.dtype = torch.float32) -> GPT | GPT2:
-    """A newly initialized model for packed sequences of up to `max_tokens` tokens, in `dtype`."""
-    kind = GPT if config.architecture == "speedrun" else GPT2
-    return kind(config, max_tokens, dtype)
+def build_model(
+    config: ModelConfig, max_tokens: int, dtype: torch.dtype = torch.float32, parts: Parts = STANDARD
+) -> GPT | GPT2:
+    """A newly initialized model for packed sequences of up to `max_tokens` tokens, in `dtype`.
+
+    `parts` are the classes that a GPT is built of; GPT-2 has its own.
+    """
+    if config.architecture == "speedrun":
+        return GPT(config, max_tokens, dtype, parts)
+    assert parts == STANDARD, "GPT-2 is not built of parts"
+    return GPT2(config, max_tokens, dtype)

@@ -5,7 +5,8 @@ Shapes: T tokens of one packed sequence, C width.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,19 @@ class SkipConnection(NamedTuple):
 class Block(nn.Module):
     roles: ClassVar[dict[str, Role]] = {"residual_mix": "scalar"}
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        attention: Callable[[ModelConfig], Any] = Attention,
+        mlp: Callable[[ModelConfig], Any] = MLP,
+    ) -> None:
         super().__init__()
         self.residual_mix = nn.Parameter(torch.tensor([1.0, 0.0]))
-        self.attention = None if layer in config.attention_free_layers else Attention(config)
-        self.mlp = MLP(config)
+        self.attention: Attention | None = (
+            None if layer in config.attention_free_layers else attention(config)
+        )
+        self.mlp: MLP = mlp(config)
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hotlap.config import ModelConfig
 from hotlap.model.attention import Attention, AttentionPlan
@@ -22,6 +23,7 @@ from hotlap.model.block import Block, SkipConnection
 from hotlap.model.embeddings import ValueEmbeddings
 from hotlap.model.head import Head, Loss, cross_entropy
 from hotlap.model.layers import Table, norm
+from hotlap.model.parts import STANDARD, Parts
 from hotlap.model.roles import Role
 from hotlap.model.rotary import Rotary, Rotation
 
@@ -37,24 +39,36 @@ class Embedded(NamedTuple):
 class GPT(nn.Module):
     roles: ClassVar[dict[str, Role]] = {"skip_weights": "scalar"}
 
-    def __init__(self, config: ModelConfig, max_tokens: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        parts: Parts = STANDARD,
+    ) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
         self.num_skips = config.num_layers // 2
-        self.embed = Table(config.vocab_size, config.width)
+        self.embed: Table = parts.embedding(config.vocab_size, config.width)
         self.bigrams = BigramEmbedding(config.bigram_rows, config.width) if config.bigram_rows else None
-        self.value_embeddings = ValueEmbeddings(config)
+        self.value_embeddings: ValueEmbeddings = parts.value_embeddings(config)
         self.rotary = Rotary(config.head_dim, config.rotary, config.rotary_base, max_tokens)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            parts.block(config, layer, parts.attention, parts.mlp) for layer in range(config.num_layers)
+        )
         # In decoder order: the first one weights the output of the last encoder block.
         self.skip_weights = nn.Parameter(torch.ones(self.num_skips))
-        self.head = Head(config.width, config.padded_vocab_size, config.softcap)
+        self.head: Head = parts.head(config.width, config.padded_vocab_size, config.softcap)
         self.loss: Loss = cross_entropy
         if config.bf16_embeddings and dtype == torch.bfloat16:
             for module in self.modules():
                 if isinstance(module, Table):
                     module.bfloat16()
+
+    @property
+    def device(self) -> torch.device:
+        return self.skip_weights.device
 
     def forward(
         self,
@@ -106,7 +120,10 @@ class GPT(nn.Module):
 
     def loss_of(self, x_TC: Tensor, targets_T: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
         """The loss at the end of the residual stream."""
-        return self.loss(norm(x_TC), self.head.weight, targets_T, self.head.softcap, reduction=reduction)
+        x_TC = norm(x_TC)
+        if type(self.head) is not Head:  # of another class, which may compute other logits
+            return F.cross_entropy(self.head(x_TC).float(), targets_T, reduction=reduction)
+        return self.loss(x_TC, self.head.weight, targets_T, self.head.softcap, reduction=reduction)
 
     def first_layer_values(self, x0_TC: Tensor) -> list[Tensor | None]:
         """The values of the first layer, (T, G, D), for every later layer; None for the first.

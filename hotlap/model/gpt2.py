@@ -78,6 +78,10 @@ class GPT2(nn.Module):
                 shrink = (2 * config.num_layers) ** -0.5 if name.endswith("_out.weight") else 1.0
                 nn.init.normal_(parameter, std=INITIAL_STD * shrink)
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
     def forward(
         self,
         tokens_T: Tensor,

@@ -61,6 +61,7 @@ class Route:
 class Routing:
     routes: tuple[Route, ...]
     config: OptimConfig
+    own: tuple[torch.optim.Optimizer, ...] = ()  # made by an idea
 
     def rows(self) -> list[dict[str, Any]]:
         """The table as plain values, for JSON."""
@@ -109,16 +110,24 @@ def route(
     world_size: int,
     *,
     model_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    own: Sequence[torch.optim.Optimizer] = (),
 ) -> Routing:
-    """Route each parameter by its role.
+    """Route each parameter by its role, or to the one of the `own` optimizers that has it.
 
     Raise if one of `model_parameters` is not among `parameters`.
     """
     declared = list(parameters)
+    own_group = {
+        name: (optimizer, group)
+        for optimizer in own
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+    }
     check_unique((parameter.name, parameter.tensor) for parameter in declared)
     _check_roles(declared)
     _check_complete(declared, model_parameters)
-    matrices = [p for p in declared if p.role == "matrix"] if config.matrices == "muon" else []
+    by_role = [p for p in declared if p.name not in own_group]
+    matrices = [p for p in by_role if p.role == "matrix"] if config.matrices == "muon" else []
     lr_factors = _lr_factors(matrices, config)
     parts = {parameter.name: parameter.parts for parameter in matrices}
     check_matrices([(parameter.name, parameter.tensor) for parameter in matrices], parts, lr_factors)
@@ -126,7 +135,11 @@ def route(
     owner_of = {p.name: owner for p, owner in zip(matrices, owners, strict=True)}
     routes = []
     for name, tensor, role, count in declared:
-        if name in owner_of:
+        if name in own_group:
+            optimizer, group = own_group[name]
+            kind, decay = type(optimizer).__name__, float(group.get("weight_decay", 0.0))
+            routes.append(Route(name, tensor, role, kind, float(group["lr"]), decay, owner=None))
+        elif name in owner_of:
             muon = config.muon
             factor = lr_factors.get(name, 1.0)
             routes.append(
@@ -136,9 +149,9 @@ def route(
             routes.append(Route(name, tensor, role, "row-rms", config.adam.embed_lr, 0.0, owner=None))
         else:
             decay = config.adam.weight_decay if role != "scalar" and tensor.ndim >= 2 else 0.0
-            optimizer = "adamw" if config.adam.weight_decay else "adam"
-            routes.append(Route(name, tensor, role, optimizer, _adam_lr(role, config), decay, owner=None))
-    return Routing(tuple(routes), config)
+            kind = "adamw" if config.adam.weight_decay else "adam"
+            routes.append(Route(name, tensor, role, kind, _adam_lr(role, config), decay, owner=None))
+    return Routing(tuple(routes), config, tuple(own))
 
 
 def build_optimizers(
@@ -149,7 +162,7 @@ def build_optimizers(
     process_group: dist.ProcessGroup | None = None,
     on_event: OnEvent | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Muon, Adam and RowRms, each only if the table uses it.
+    """Muon, Adam and RowRms, each only if the table uses it, and those that an idea has made.
 
     Every parameter group has an `initial_lr`, which `apply_schedule` multiplies.
     """
@@ -184,6 +197,12 @@ def build_optimizers(
         optimizers.append(_build_adam(in_adam, routing.config.adam, check_finite))
     if in_row_rms:
         optimizers.append(_build_row_rms(in_row_rms, routing.config.adam, check_finite))
+    for optimizer in routing.own:
+        names = {name for group in optimizer.param_groups for name in group["param_names"]}
+        _check_gradients_before_step(
+            optimizer, [route for route in routing.routes if route.name in names], check_finite
+        )
+        optimizers.append(optimizer)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
