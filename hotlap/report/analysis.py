@@ -18,6 +18,7 @@ from hotlap.errors import ReportError
 from hotlap.files import without_folders
 from hotlap.json_files import finite
 from hotlap.report import stats
+from hotlap.report.equal_time import EqualTime, compare_at_equal_time
 from hotlap.report.machines import machine_notes, machine_of
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
@@ -61,6 +62,7 @@ class Row:
     waits: Mapping[str, Waits]  # `train_s` and `tokens`, if there is a target
     below_target_p: float | None  # of the one-sided test "mean ≤ target"; None if it does not apply
     verdict: Verdict | None  # None for the first label, or without a comparison
+    equal_time: EqualTime | None  # what remains of it if both train equally long
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,14 @@ class Analysis:
 
 
 def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs whose configurations differ only in the seed, each group under a unique label."""
+    """Group the runs that differ only in the seed, each group under a unique label.
+
+    Runs of the same settings but of different code are different groups, labeled with the code.
+    """
     groups: list[list[Run]] = []
     for run in runs:
         for group in groups:
-            if updated(group[0].config, {"seed": run.config.seed}) == run.config:
+            if group[0].codes == run.codes and _same_settings(group[0], run):
                 group.append(run)
                 break
         else:
@@ -98,10 +103,16 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
             else name
         )
         label += f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+        if any(other is not group and _same_settings(other[0], group[0]) for other in groups):
+            label += f" (code {' → '.join(group[0].codes) or 'not recorded'})"
         while label in labeled:
             label += "′"
         labeled[label] = sorted(group, key=lambda run: run.config.seed)
     return labeled
+
+
+def _same_settings(one: Run, other: Run) -> bool:
+    return updated(one.config, {"seed": other.config.seed}) == other.config
 
 
 def common_target(runs: Sequence[Run]) -> Target | None:
@@ -175,10 +186,22 @@ def analyze(runs_by_label: RunsByLabel, metric: str | None = None, notes: Sequen
             waits=waits[label],
             below_target_p=_below_target_p(final[label], target),
             verdict=verdicts.get(label),
+            equal_time=_at_equal_time(chosen, final, label, verdicts),
         )
         for label, runs in runs_by_label.items()
     )
     return Analysis(chosen, target, rows, (*notes, *_notes(runs_by_label)))
+
+
+def _at_equal_time(
+    metric: Metric, final: RunsByLabel, label: str, verdicts: Mapping[str, Verdict]
+) -> EqualTime | None:
+    if label not in verdicts:
+        return None
+    first = next(iter(final))
+    return compare_at_equal_time(
+        metric, (first, label), final[first], final[label], verdicts[label], comparisons=len(verdicts)
+    )
 
 
 def _below_target_p(final: Sequence[Run], target: Target | None) -> float | None:
@@ -247,7 +270,7 @@ def _verdicts(
 
 
 def _notes(runs_by_label: RunsByLabel) -> list[str]:
-    notes = machine_notes(runs_by_label)
+    notes = [*_notes_on_code(runs_by_label), *machine_notes(runs_by_label)]
     for label, runs in runs_by_label.items():
         for status in ("running", "interrupted", "diverged"):
             names = [run.name for run in runs if run.status == status]
@@ -260,6 +283,26 @@ def _notes(runs_by_label: RunsByLabel) -> list[str]:
         if len(set(seeds)) < len(seeds):
             notes.append(f"{label}: some seeds ran more than once; such runs are not independent")
         notes.extend(f"{run.name}: {note}" for run in runs for note in run.notes)
+    return notes
+
+
+def _notes_on_code(runs_by_label: RunsByLabel) -> list[str]:
+    """Notes on runs that changed code on the way, and on differences that may come from the code alone."""
+    everything = [run for runs in runs_by_label.values() for run in runs]
+    notes = [
+        f"{run.name}: resumed by other code: {' → '.join(run.codes)}"
+        for run in everything
+        if len(run.codes) > 1
+    ]
+    codes = {label: list(dict.fromkeys(run.codes for run in runs)) for label, runs in runs_by_label.items()}
+    for label, of_label in codes.items():
+        if len(of_label) > 1:
+            listed = ", ".join(" → ".join(code) or "not recorded" for code in of_label)
+            notes.append(f"{label}: its runs are of different code: {listed}")
+    trained_by = {label: runs[-1].trained_by for label, runs in runs_by_label.items()}
+    if len(set(trained_by.values())) > 1:
+        listed = "; ".join(f"{label}: {code or 'not recorded'}" for label, code in trained_by.items())
+        notes.append(f"trained by different versions of the code, which may explain a difference: {listed}")
     return notes
 
 
@@ -283,6 +326,7 @@ def to_json(analysis: Analysis) -> dict[str, Any]:
             "to_target": {key: _waits_json(waits) for key, waits in row.waits.items()},
             "below_target_p": row.below_target_p,
             "verdict": asdict(row.verdict) if row.verdict else None,
+            "equal_time": asdict(row.equal_time) if row.equal_time else None,
         }
         for row in analysis.rows
     ]

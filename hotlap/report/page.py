@@ -66,6 +66,7 @@ def render_page(
         x_buttons=_switch("x", X_BUTTONS),
         y_buttons=_switch("y", {key: text for key, text in Y_BUTTONS.items() if key in figures["loss"]}),
         hide_target="" if figures["target"] else "hidden",
+        hide_ideas="" if fragments["ideas"] else "hidden",
         hide_notes="" if fragments["notes"] or live_url else "hidden",
     )
 

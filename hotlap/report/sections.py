@@ -25,6 +25,7 @@ from hotlap.report.analysis import (
     RunsByLabel,
     settings_that_differ,
 )
+from hotlap.report.idea_section import ideas
 from hotlap.report.machines import machine_of
 from hotlap.report.markup import Cell, facts_list, folded, number, plain_table, sortable_table, swatch
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
@@ -42,6 +43,7 @@ def build_fragments(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str,
         "routing": routing(runs_by_label),
         "samples": samples(runs_by_label),
         "configuration": configuration(runs_by_label),
+        "ideas": ideas(runs_by_label),
         "environment": environment(runs_by_label),
         "notes": "".join(f"<p>{escape(note)}</p>" for note in analysis.notes),
     }
@@ -87,7 +89,7 @@ def verdicts(analysis: Analysis) -> str:
     baseline = escape(analysis.rows[0].label)
     items = "".join(
         f'<li class="{row.verdict.outcome.replace(" ", "-")}">{swatch(i)}<b>{escape(row.label)}</b> '
-        f"{escape(row.verdict.words)}</li>"
+        f"{escape(row.verdict.words)}{_at_equal_time(row)}</li>"
         for i, row in enumerate(analysis.rows)
         if row.verdict
     )
@@ -95,6 +97,12 @@ def verdicts(analysis: Analysis) -> str:
         f"<p>{escape(analysis.metric.name.capitalize())}, compared with {swatch(0)}<b>{baseline}</b>:</p>"
         f'<ul class="verdicts">{items}</ul>'
     )
+
+
+def _at_equal_time(row: Row) -> str:
+    if row.equal_time is None:
+        return ""
+    return f"<br><small>at equal time: {escape(row.equal_time.words)}</small>"
 
 
 def statistics(analysis: Analysis) -> str:
@@ -306,5 +314,5 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
-        elif prefix + key not in ("routing", "earlier"):
+        elif prefix + key not in ("routing", "earlier", "ideas"):
             yield prefix + key, without_folders(value if isinstance(value, str) else json.dumps(value))
