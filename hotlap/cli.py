@@ -24,6 +24,7 @@ from hotlap.waiting import sharing_cores
 COMMANDS = {
     "recipes": "list the recipes, show one, or compare two",
     "train": "train a recipe at a size",
+    "new": "write an idea file to start from: a change of a recipe in code",
     "plan": "estimate memory, FLOPs, traffic, time and cost of a run on given GPUs",
     "race": "compare recipes over several seeds and test whether the difference is significant",
     "ablate": "undo a recipe's changes one at a time to measure each one's effect",

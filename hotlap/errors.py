@@ -26,6 +26,10 @@ class ConfigError(HotlapError):
     """An invalid setting, recipe, size or command-line argument."""
 
 
+class IdeaError(ConfigError):
+    """An idea file that is ill-formed: names the file and the line."""
+
+
 class DataError(HotlapError):
     """Invalid text, shards, manifest or download."""
 

@@ -19,6 +19,7 @@ from hotlap.errors import ConfigError
 
 C = TypeVar("C")
 
+REQUIRED = ("recipe", "size", "seed")  # without them a file is no configuration of a run
 LARGEST = 2**63  # whole numbers are below it: torch and NumPy count in 64 bits
 
 
@@ -120,12 +121,17 @@ def parse(kind: type[Any], overrides: Mapping[str, str]) -> dict[str, Any]:
 
 def updated(config: C, changes: Mapping[str, Any]) -> C:
     """A copy of `config` with `changes` applied by dotted name. Only the final result is validated."""
-    types_by_name = {item.name: item.type for item in settings_of(type(config))}
-    checked = {}
+    return _replace(config, checked(type(config), changes))
+
+
+def checked(kind: type[Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` by full name, each value of its setting's type."""
+    types_by_name = {item.name: item.type for item in settings_of(kind)}
+    values = {}
     for name, value in changes.items():
-        full = full_name(type(config), name)
-        checked[full] = _checked(value, types_by_name[full], full)
-    return _replace(config, checked)
+        full = full_name(kind, name)
+        values[full] = _checked(value, types_by_name[full], full)
+    return values
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def to_json(config: Any) -> dict[str, Any]:
 def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
     """Rebuild the configuration that `to_json` wrote. Unknown or mistyped fields raise an error.
 
-    A setting missing from a section takes its default, so that files written before the setting existed
+    A missing setting takes its default, so that files written before the setting existed
     still load. The default of a new setting must therefore keep the earlier behavior.
     """
     if not isinstance(data, dict):
@@ -158,9 +164,11 @@ def from_json(kind: type[C], data: Any, prefix: str = "") -> C:
     for name in names:
         is_section = dataclasses.is_dataclass(hints[name])
         if name not in data:
-            if prefix and not is_section:
-                continue
-            raise ConfigError(expected=f"a value for `{prefix}{name}`", found="none", do="add it to the file")
+            if is_section or name in REQUIRED:
+                raise ConfigError(
+                    expected=f"a value for `{prefix}{name}`", found="none", do="add it to the file"
+                )
+            continue
         if is_section:
             values[name] = from_json(hints[name], data[name], f"{prefix}{name}.")
         else:
@@ -192,6 +200,8 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return ",".join(f"{key}={shown(number)}" for key, number in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(map(shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -199,6 +209,8 @@ def as_text(value: Any) -> str:
     """A setting's value as text that `parse` turns back into exactly the same value."""
     if isinstance(value, dict):
         return ",".join(f"{key}={number!r}" for key, number in value.items())
+    if isinstance(value, tuple):
+        return ",".join(map(as_text, value))
     return repr(value) if isinstance(value, float) else shown(value)
 
 

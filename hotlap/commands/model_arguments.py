@@ -20,6 +20,11 @@ def add_model_arguments(parser: Parser) -> None:
         metavar="auto|best|latest|PATH",
         help="which checkpoint of a run (default: auto, the best, or the latest if none was validated)",
     )
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run the idea files that come with the model (docs/ideas.md)",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
     parser.add_argument("--precision", help="auto, float32 or bfloat16 (default: as the run was trained)")
 
@@ -32,4 +37,10 @@ def described_step(loaded: LoadedModel) -> str:
 def load_model(args: argparse.Namespace) -> LoadedModel:
     from hotlap.inference.load import load
 
-    return load(args.run, checkpoint=args.checkpoint, device=args.device, precision=args.precision)
+    return load(
+        args.run,
+        checkpoint=args.checkpoint,
+        device=args.device,
+        precision=args.precision,
+        trust_code=args.trust_code,
+    )

@@ -40,7 +40,12 @@ def run(args: argparse.Namespace) -> int:
     changes = parse(Config, args.settings)
     for option in ("link", "price"):
         check_positive(f"--{option}", getattr(args, option))
-    find_recipe(args.recipe)
+    if find_recipe(args.recipe).ideas:
+        raise ConfigError(
+            expected="a recipe of the lineage, whose operations are known",
+            found=f"{args.recipe}, an idea with code of its own",
+            do="plan its parent",
+        )
     on_cpu = args.gpu.lower() == "cpu"
     config = resolve(args.recipe, args.size or ("nano" if on_cpu else "small"), changes)
     check_used(config, changes)

@@ -74,6 +74,7 @@ def _show(console: Console, args: argparse.Namespace) -> None:
     console.print(f"source: {recipe.source}", soft_wrap=True)
     for name, value in flatten(config).items():
         console.print(f"  {name} = {escape(shown(value))}", soft_wrap=True)
+    _show_ideas(console, recipe, args.size)
 
 
 def _diff(console: Console, args: argparse.Namespace) -> None:
@@ -85,7 +86,19 @@ def _diff(console: Console, args: argparse.Namespace) -> None:
     if args.json:
         console.print_json(json.dumps([change._asdict() for change in changes]))
         return
-    table = Table("setting", find_recipe(args.first).name, find_recipe(args.second).name, box=None)
+    first, second = find_recipe(args.first), find_recipe(args.second)
+    table = Table("setting", first.name, second.name, box=None)
     for change in changes:
         table.add_row(change.name, shown(change.before), shown(change.after))
     console.print(table if changes else "no settings differ")
+    for recipe in (first, second):
+        _show_ideas(console, recipe, args.size)
+
+
+def _show_ideas(console: Console, recipe: Recipe, size: str) -> None:
+    """What each idea of a recipe changes, side by side with its parent."""
+    if recipe.ideas:
+        from hotlap.train.idea_difference import difference_table
+
+        for file in recipe.ideas:
+            console.print(difference_table(file, size))

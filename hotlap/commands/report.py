@@ -55,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
         for row in analysis.rows:
             if row.verdict:
                 console.print(f"{row.label}: {row.verdict.words}", markup=False, soft_wrap=True)
+            if row.equal_time:
+                line = f"{row.label}, at equal time: {row.equal_time.words}"
+                console.print(line, markup=False, soft_wrap=True)
         for note in analysis.notes:
             console.print(f"note: {note}", markup=False, soft_wrap=True)
         for written in filter(None, (out, args.png)):

@@ -14,7 +14,8 @@ from rich.console import Console
 from hotlap.commands.own_data import with_data
 from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.recipes import check_used, resolve, with_what_follows
+from hotlap.recipes import IdeaFile, check_used, find_recipe, resolve, with_what_follows
+from hotlap.recipes.idea_files import read_copies
 from hotlap.settings import diff, from_json, shown, updated
 
 if TYPE_CHECKING:
@@ -147,6 +148,12 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], point: Res
             do="train for more steps, or resume from an earlier checkpoint",
         )
     differences = diff(saved, config)
+    if args.recipe is not None and saved.ideas != config.ideas and not args.allow_change:
+        raise ConfigError(
+            expected=f"{args.recipe} as it was when {point.directory} was started, {shown(saved.ideas)}",
+            found=f"{shown(config.ideas)}",
+            do="leave it out to go on with the run's own copy, or add --allow-change",
+        )
     if differences and not args.allow_change:
         listed = ", ".join(f"{c.name} {shown(c.before)} → {shown(c.after)}" for c in differences)
         raise ConfigError(
@@ -155,6 +162,15 @@ def resumed_config(args: argparse.Namespace, changes: dict[str, Any], point: Res
             do="leave them out, or add --allow-change",
         )
     return config
+
+
+def ideas_of(args: argparse.Namespace, config: Config, run: Path) -> tuple[IdeaFile, ...]:
+    """The ideas of a run that is resumed: its own copies, or those given with --allow-change."""
+    from hotlap.runs.reader import RunFiles
+
+    if args.recipe is not None and args.allow_change:
+        return find_recipe(args.recipe).ideas
+    return read_copies(RunFiles(run).ideas, config.ideas)
 
 
 def over_line(point: ResumePoint) -> str:

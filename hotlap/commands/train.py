@@ -27,6 +27,7 @@ from hotlap.commands.resume import (
     find_resume_point,
     goes_on_by_itself,
     has_checkpoint,
+    ideas_of,
     over_line,
     resumed_config,
 )
@@ -37,13 +38,15 @@ from hotlap.settings import (
     describe_type,
     parse,
     settings_of,
+    shown,
 )
 from hotlap.terminal import make_console
+from hotlap.versions import commit_of, replace_process, split_version
 
 if TYPE_CHECKING:
     from hotlap.runs.directory import RunDirectory
     from hotlap.runs.reader import Run
-    from hotlap.train.run import Result
+    from hotlap.train.run import Result, RunOptions
 
 
 def configure(parser: Parser) -> None:
@@ -86,6 +89,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace) -> int:
+    recipe, version = split_version(args.recipe or "")
+    if version is not None:
+        find_recipe(recipe)
+        words = [recipe if word == args.recipe else word for word in args.words]
+        replace_process(commit_of(version), ["train", *words])
     console = make_console()
     changes = with_source(parse(Config, args.settings), args.data)
     check_options(args, changes)
@@ -98,8 +106,10 @@ def train(args: argparse.Namespace) -> int:
         point = find_resume_point(args, console)
         config = resumed_config(args, changes, point)
         root, name = point.directory.parent, point.directory.name
+        ideas = ideas_of(args, config, point.directory)
     else:
         point, config = None, new_config(args, changes, is_new=not goes_on)
+        ideas = find_recipe(args.recipe).ideas
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
@@ -112,17 +122,25 @@ def train(args: argparse.Namespace) -> int:
         return 0
     if args.procs is not None:
         train_in_processes(args, config, point, console)
-    return train_here(config, root, name, point, args, console, starts_over=goes_on)
+    from hotlap.train.run import RunOptions
+
+    options = RunOptions(root, name, sinks=args.log, starts_over=goes_on, ideas=ideas, verbose=args.verbose)
+    if point is not None:
+        options = replace(
+            options, resume_from=point.checkpoint, newest_step=point.newest_step, starts_over=False
+        )
+    return train_here(config, options, console)
 
 
 def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
     """Refuse options that would have no effect."""
-    if "recipe" in changes:
-        raise ConfigError(
-            expected="the recipe as the first argument",
-            found=f"--recipe {changes['recipe']}",
-            do="write it without --recipe",
-        )
+    for name in ("recipe", "ideas"):
+        if name in changes:
+            raise ConfigError(
+                expected="the recipe as the first argument",
+                found=f"--{name} {shown(changes[name])}",
+                do=f"write it without --{name}",
+            )
     needed = {"json": "dry_run", "allow_change": "resume", "fallback": "resume"}
     for option, with_option in needed.items():
         if getattr(args, option) and not getattr(args, with_option):
@@ -239,24 +257,9 @@ def exit_code(work: Callable[[], int]) -> int:
         return BUG
 
 
-def train_here(
-    config: Config,
-    root: Path,
-    name: str | None,
-    point: ResumePoint | None,
-    args: argparse.Namespace,
-    console: Console,
-    *,
-    starts_over: bool = False,
-) -> int:
-    from hotlap.train.run import RunOptions
+def train_here(config: Config, options: RunOptions, console: Console) -> int:
     from hotlap.train.run import run as run_training
 
-    options = RunOptions(root, name, sinks=args.log, starts_over=starts_over, verbose=args.verbose)
-    if point is not None:
-        options = replace(
-            options, resume_from=point.checkpoint, newest_step=point.newest_step, starts_over=False
-        )
     result = run_training(config, options, console)
     if result.directory is None:
         return 0

@@ -37,6 +37,7 @@ __all__ = [
 @dataclass(frozen=True)
 class Config:
     recipe: str = setting("", "name of the recipe")
+    ideas: tuple[str, ...] = setting((), "idea files on top of the recipe's parent, each as NAME@hash")
     size: str = setting("small", "name of the size")
     seed: int = setting(0, "seed of the initialization and the data order")
     model: ModelConfig = section(ModelConfig, "the model")

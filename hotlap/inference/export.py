@@ -20,6 +20,8 @@ from hotlap.errors import CheckpointError
 from hotlap.files import atomic_directory, file_sha256, without_folders, writing
 from hotlap.inference.load import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
 from hotlap.json_files import seal
+from hotlap.recipes.idea_files import SUFFIX
+from hotlap.runs.reader import IDEAS_DIRECTORY
 from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import to_json, updated
 
@@ -50,6 +52,10 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
     tokenizer.save(directory)
     # safetensors makes files for the owner alone, whatever the umask
     shutil.copymode(directory / TOKENIZER_FILE, directory / MODEL_FILE)
+    for identity in loaded.config.ideas:
+        copy = f"{identity}{SUFFIX}"
+        (directory / IDEAS_DIRECTORY).mkdir(exist_ok=True)
+        shutil.copyfile(loaded.stored.ideas / copy, directory / IDEAS_DIRECTORY / copy)
     (directory / CARD_FILE).write_text(model_card(loaded, training), encoding="utf-8")
     content = {
         "format": EXPORT_FORMAT,
@@ -81,7 +87,7 @@ def shareable(loaded: LoadedModel) -> dict[str, Any]:
 def check_equal(loaded: LoadedModel, directory: Path) -> None:
     """Load what was written and compare its logits with the run's, bit for bit."""
     precision = str(loaded.model.dtype).removeprefix("torch.")
-    again = load(directory, device=loaded.device.type, precision=precision)
+    again = load(directory, device=loaded.device.type, precision=precision, trust_code=True)
     length = min(CHECKED_TOKENS, loaded.config.batch.sequence_tokens)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(loaded.tokenizer.vocab_size, (length,), generator=generator).tolist()
@@ -100,6 +106,7 @@ def model_card(loaded: LoadedModel, training: dict[str, Any]) -> str:
         "architecture": f"{model.num_layers} layers, width {model.width}, {model.num_heads} heads,"
         f" vocabulary {model.vocab_size:,}",
         "tokenizer": loaded.tokenizer.name,
+        **({"ideas": f"`{', '.join(config.ideas)}`, whose code is in `ideas/`"} if config.ideas else {}),
         "recipe": f"`{config.recipe}` at size `{config.size}`, seed {config.seed}",
         "training": f"{loaded.step:,} steps, {training['tokens']:,} tokens,"
         f" {training['training_s']:,.0f} s on {training['world_size']} × {training['device']}",
@@ -109,6 +116,7 @@ def model_card(loaded: LoadedModel, training: dict[str, Any]) -> str:
         "license of the data": data.get("licence") or "unknown",
         "written by": f"Hotlap {training['hotlap']}, run `{training['run']}`",
     }
+    trust = ", trust_code=True" if config.ideas else ""
     rows = "\n".join(f"| {name} | {cell(value)} |" for name, value in facts.items())
     return f"""---
 library_name: hotlap
@@ -128,7 +136,7 @@ A small GPT language model, trained with Hotlap.
 ```python
 import hotlap
 
-model = hotlap.load("path/to/this/directory")
+model = hotlap.load("path/to/this/directory"{trust})
 print(model.generate("Once", max_tokens=100)[0])
 model.logits("Once")  # (tokens, vocabulary)
 ```

@@ -26,9 +26,13 @@ from hotlap.inference.decode import uncached_logits
 from hotlap.inference.generate import TextStream, encode_prompt, generate, samples
 from hotlap.inference.options import SampleOptions
 from hotlap.json_files import unseal
-from hotlap.model import GPT, GPT2, build_model
+from hotlap.model import GPT, GPT2, Parts, build_model
+from hotlap.recipes import IdeaFile
+from hotlap.recipes.idea import combined
+from hotlap.recipes.idea_files import read_copies
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
+from hotlap.runs.reader import IDEAS_DIRECTORY
 from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import from_json
 
@@ -50,6 +54,11 @@ class Stored:
     training: Mapping[str, Any]  # tokens, validation results and data of the run; see `training_facts`
     read_tokenizer: Callable[[], Tokenizer]
     is_best: bool = False  # whether it was chosen because its validation is the best of its run
+
+    @property
+    def ideas(self) -> Path:
+        """Where the copies of its idea files are."""
+        return self.path / IDEAS_DIRECTORY
 
 
 class LoadedModel:
@@ -127,13 +136,19 @@ class LoadedModel:
 
 
 def load(
-    path: Path | str, *, checkpoint: str = "auto", device: str = "auto", precision: str | None = None
+    path: Path | str,
+    *,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    precision: str | None = None,
+    trust_code: bool = False,
 ) -> LoadedModel:
     """Load the model of a run (`runs/<name>`) or of an exported directory.
 
     checkpoint: `best` (lowest validation loss), `latest`, `auto` (the best, or the latest if none was
     validated), or the name or path of a checkpoint of the run.
     precision: dtype of activations, `auto`, `float32` or `bfloat16`; None uses the run's setting.
+    trust_code: run the idea files that the model was trained with, which come with it; refused otherwise.
     """
     path = Path(path)
     if precision is not None and precision not in PRECISIONS:
@@ -144,12 +159,14 @@ def load(
     exported = (path / MODEL_FILE).is_file()
     stored = read_exported(path, checkpoint) if exported else read_run(path, checkpoint)
     config = stored.config
+    ideas = read_trusted_ideas(stored, trust_code=trust_code)
     dtype = select_precision(precision or config.runtime.precision, chosen_device)
     max_tokens = max(config.batch.sequence_tokens, config.validation_sequence_tokens)
+    parts = Parts(**combined([file.idea for file in ideas]).modules)
     try:
-        check_shapes(stored, max_tokens)
+        check_shapes(stored, max_tokens, parts)
         with torch.random.fork_rng(devices=[]):
-            model = build_model(config.model, max_tokens, dtype)
+            model = build_model(config.model, max_tokens, dtype, parts)
         model.load_state_dict(dict(stored.weights))
     except RuntimeError as error:
         raise misfit(path, " ".join(str(error).split())) from error
@@ -157,13 +174,25 @@ def load(
     return LoadedModel(stored, model.to(chosen_device), chosen_device)
 
 
-def check_shapes(stored: Stored, max_tokens: int) -> None:
+def read_trusted_ideas(stored: Stored, *, trust_code: bool) -> tuple[IdeaFile, ...]:
+    """The ideas that come with a model. Reading them runs their code."""
+    identities = stored.config.ideas
+    if identities and not trust_code:
+        raise CheckpointError(
+            expected=f"leave to run the code of {', '.join(identities)}, which comes with {stored.path}",
+            found="none",
+            do=f"read {stored.ideas}, and if you trust it add --trust-code, in Python trust_code=True",
+        )
+    return read_copies(stored.ideas, identities)
+
+
+def check_shapes(stored: Stored, max_tokens: int, parts: Parts) -> None:
     """Refuse weights of other shapes than the configuration's, before memory is taken for those."""
     config = stored.config
     if config.model.num_layers > len(stored.weights):  # every layer has weights
         raise misfit(stored.path, f"{len(stored.weights)} weights for {config.model.num_layers} layers")
     with torch.device("meta"):
-        model = build_model(config.model, max_tokens)
+        model = build_model(config.model, max_tokens, parts=parts)
     for name, expected in model.state_dict().items():
         found = stored.weights.get(name)
         if found is not None and found.shape != expected.shape:

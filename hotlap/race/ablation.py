@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hotlap.errors import ConfigError
-from hotlap.race.plan import Entry, Plan, check_settings
+from hotlap.race.plan import Entry, Plan, check_settings, with_ideas
 from hotlap.recipes import RECIPES, check_used, find_recipe, resolve
 from hotlap.report.analysis import Analysis, RunsByLabel
 from hotlap.settings import Change, diff, shown, updated
@@ -58,7 +58,7 @@ SETTING_GROUPS = (
 
 
 # Changes that do not affect what a model learns: the name, and how the machine is used.
-NOT_LEARNED = ("recipe", "runtime.", "checkpoint.")
+NOT_LEARNED = ("recipe", "ideas", "runtime.", "checkpoint.")
 
 
 class ChangeGroup(NamedTuple):
@@ -103,6 +103,7 @@ def make_ablation(
 ) -> tuple[Plan, list[str]]:
     """The plan, and one message for each change that cannot be undone on its own."""
     check_settings(settings)
+    found = find_recipe(recipe)
     line = ancestors(recipe)
     if against is not None:
         find_recipe(against)
@@ -113,6 +114,7 @@ def make_ablation(
             do="see `hotlap recipes`; `hotlap race` compares any two recipes",
         )
     ancestor = against or line[0]
+    base, own = with_ideas(recipe, {})
     full = resolve(recipe, size, settings)
     check_used(full, settings)
     length = {name: value for name, value in settings.items() if name == "schedule.steps"}
@@ -122,7 +124,16 @@ def make_ablation(
         for change in diff(resolve(ancestor, size, length), resolve(recipe, size, length))
         if not change.name.startswith(NOT_LEARNED) and change.name not in settings
     ]
-    entries, skipped = [Entry(recipe, recipe)], []
+    spec = recipe if found.ideas else ""
+    entries, skipped = [Entry(found.name, base, own, spec=spec)], []
+    for file in found.ideas:
+        rest = [other for other in found.ideas if other is not file]
+        undo = {
+            "recipe": "+".join(other.name for other in rest) or base,
+            "ideas": tuple(other.identity for other in rest),
+        }
+        changed = f"the code of {file.name} ({file.sentence})"
+        entries.append(Entry(f"without {file.name}", base, {**own, **undo}, removes=changed, spec=spec))
     for group in group_changes(changes):
         undo = {change.name: change.before for change in group.changes}
         try:
@@ -130,7 +141,8 @@ def make_ablation(
         except ConfigError as mistake:
             skipped.append(f"{group}: not raced, cannot be undone on its own: {mistake}")
         else:
-            entries.append(Entry(f"without {group.name}", recipe, undo, removes=str(group)))
+            label, changed = f"without {group.name}", str(group)
+            entries.append(Entry(label, base, {**own, **undo}, removes=changed, spec=spec))
     if len(entries) == 1:
         raise ConfigError(
             expected=f"changes of {recipe} since {ancestor} that can be undone",

@@ -13,13 +13,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from hotlap.code_identity import PACKAGE, code_identity
 from hotlap.errors import RaceError
 from hotlap.files import lock, make_directory, writing
 from hotlap.json_files import read_sealed, write_sealed
 from hotlap.progress import Say
+from hotlap.race.idea_copies import keep_ideas
 from hotlap.race.plan import Plan, Start, from_json, to_json
 from hotlap.runs.directory import LOCK_NAME, RunDirectory
+from hotlap.runs.reader import IDEAS_DIRECTORY
 from hotlap.settings import diff, shown
+from hotlap.versions import worktree_of
 
 PLAN_NAME = "race.json"
 
@@ -32,6 +36,7 @@ class RaceDirectory:
         self.plan_path = path / PLAN_NAME
         self.results_path = path / "results.json"
         self.report_path = path / "report.html"
+        self.ideas = path / IDEAS_DIRECTORY  # copies of the idea files
 
     def run(self, start: Start) -> RunDirectory:
         return RunDirectory(self.path / start.name)
@@ -63,6 +68,7 @@ class RaceDirectory:
                 do="choose another --name",
             )
         earlier = self.read_plan()
+        self._check_ideas(earlier, plan)
         before, after = _flat(to_json(earlier)), _flat(to_json(plan))
         changed = [
             f"{name} {before.get(name, 'absent')} → {after.get(name, 'absent')}"
@@ -76,6 +82,18 @@ class RaceDirectory:
                 do="choose another --name, or go on with `hotlap race --resume`",
             )
         self._check_runs(plan)
+        self.check_code(plan)
+
+    def _check_ideas(self, earlier: Plan, plan: Plan) -> None:
+        """Refuse by name an idea file that has changed since the race began."""
+        for old, new in zip(earlier.entries, plan.entries, strict=False):
+            if old.label == new.label and old.ideas != new.ideas:
+                raise RaceError(
+                    expected=f"{new.spec or new.label} as it was when the race began, {', '.join(old.ideas)}",
+                    found=f"a changed file, {', '.join(new.ideas)}",
+                    do=f"race under another --name, or go on with `hotlap race --resume {self.path}`,"
+                    " which uses the race's copy",
+                )
 
     def _is_new(self) -> bool:
         if self.path.is_dir():
@@ -86,11 +104,14 @@ class RaceDirectory:
         with writing(self.plan_path, RaceError):
             make_directory(self.path / "logs")
         write_sealed(self.plan_path, to_json(plan), RaceError)
+        keep_ideas(plan, self.ideas)
 
     def _check_runs(self, plan: Plan) -> None:
         """Refuse if a recipe has changed since the race began: runs of both versions must not be mixed."""
         for start in (start for round_ in plan.rounds() for start in round_):
             run = self.run(start)
+            if start.entry.commit:
+                continue  # another version may have other settings
             changes = diff(plan.config(start), run.read_config()) if run.config_path.exists() else []
             if changes:
                 listed = ", ".join(f"{c.name} {shown(c.after)}, now {shown(c.before)}" for c in changes)
@@ -98,6 +119,25 @@ class RaceDirectory:
                     expected=f"{run.path} with the settings that its recipe has now",
                     found=listed,
                     do="race under another --name",
+                )
+
+    def check_code(self, plan: Plan) -> None:
+        """Refuse to add runs to those of other code: nothing would tell them apart in the statistics."""
+        starts = [start for round_ in plan.rounds() for start in round_]
+        if all(self.is_over(start) for start in starts):
+            return
+        for start in starts:
+            run, commit = self.run(start), start.entry.commit
+            package = worktree_of(commit) / PACKAGE.name if commit else PACKAGE
+            now = code_identity(start.entry.ideas, package)["fingerprint"]
+            if not run.environment_path.exists():
+                continue
+            before = (run.read_environment().get("code") or {}).get("fingerprint", now)
+            if before != now:
+                raise RaceError(
+                    expected=f"the code that trained {run.path}, {before}, for the rest of the race",
+                    found=f"code {now}: the package, its kernels or torch have changed",
+                    do="race under another --name, or go back to that code",
                 )
 
     @contextmanager

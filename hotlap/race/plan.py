@@ -13,13 +13,17 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotlap.config import Config
 from hotlap.errors import ConfigError, RaceError
 from hotlap.recipes import check_used, find_recipe, resolve
+from hotlap.recipes.idea_files import SUFFIX
 from hotlap.settings import as_text, full_name, parse
+from hotlap.versions import commit_of, split_version
 
+BY_RECIPE = ("recipe", "ideas")  # settings that follow from the recipe word of a command
 MIN_SEEDS = 2
 MAX_LABEL = 200  # characters; it becomes a part of a file name
 # Offset of the first seed of an entry that equals an earlier one. Leaves room to add seeds to both later.
@@ -33,6 +37,13 @@ class Entry:
     changes: Mapping[str, Any] = field(default_factory=dict)  # by full name; override the plan's settings
     first_seed: int = 0
     removes: str | None = None  # in an ablation: the change that this entry undoes
+    spec: str = ""  # with ideas or a version, as the user wrote it; `recipe` is the ideas' parent
+    commit: str = ""  # of the package that trains it; empty: this one
+
+    @property
+    def ideas(self) -> tuple[str, ...]:
+        """As in the setting of this name."""
+        return tuple(self.changes.get("ideas", ()))
 
 
 class Start(NamedTuple):
@@ -86,6 +97,15 @@ class Plan:
         changes = {**self.settings, **start.entry.changes, "seed": start.seed}
         return _config(start.entry.recipe, self.size, changes)
 
+    def words(self, start: Start, copies: Path) -> list[str]:
+        """The recipe and the settings of a run, as arguments of `hotlap train`; `copies` of its ideas."""
+        entry = start.entry
+        recipe = "+".join(str(copies / f"{identity}{SUFFIX}") for identity in entry.ideas) or entry.recipe
+        recipe += f"@{entry.commit}" if entry.commit else ""
+        settings = {**self.settings, **entry.changes, "seed": start.seed}
+        named = [f"--{name}={as_text(value)}" for name, value in settings.items() if name not in BY_RECIPE]
+        return [recipe, "--size", self.size, *named]
+
     def rounds(self) -> list[list[Start]]:
         """Runs in rounds, one seed of each entry per round (A1 B1 C1, A2 B2 C2, …).
 
@@ -100,7 +120,8 @@ class Plan:
     def command(self) -> str:
         """The command line that produces this plan."""
         if self.ablation:
-            words = ["ablate", self.entries[0].recipe, "--against", self.ablation]
+            first = self.entries[0]
+            words = ["ablate", first.spec or first.recipe, "--against", self.ablation]
         else:
             words = ["race", *(_spec(entry) for entry in self.entries)]
         words += ["--size", self.size, "--seeds", str(self.seeds)]
@@ -110,11 +131,20 @@ class Plan:
 
     @property
     def default_name(self) -> str:
-        """The default name of the race. It does not depend on the number of seeds."""
-        content = json.dumps({**to_json(self), "seeds": None}, sort_keys=True)
-        digest = hashlib.sha256(content.encode()).hexdigest()[:6]
+        """The default name of the race.
+
+        It depends neither on the number of seeds nor on the content of ideas, so that the race of a changed
+        file is refused instead of begun anew.
+        """
+        plain = {**to_json(self), "seeds": None}
+        for entry in plain["entries"]:
+            del entry["spec"], entry["commit"]
+            if "ideas" in entry["changes"]:
+                entry["changes"]["ideas"] = [name.partition("@")[0] for name in entry["changes"]["ideas"]]
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:6]
         kind = "ablate" if self.ablation else "race"
-        return f"{kind}-{self.entries[0].recipe}-{self.size}-{digest}"
+        first = self.entries[0]
+        return f"{kind}-{first.changes.get('recipe', first.recipe)}-{self.size}-{digest}"
 
 
 def make_plan(
@@ -129,15 +159,34 @@ def make_plan(
     """The plan of `hotlap race`. Builds every configuration once, so that mistakes are reported now."""
     check_settings(settings)
     entries: list[Entry] = []
-    configs: list[Config] = []
+    known: list[tuple[Config, str]] = []
     for spec in specs:
         label, recipe, changes = parse_spec(spec)
+        version = split_version(spec_recipe(spec))[1]
+        commit = commit_of(version) if version else ""
+        recipe, changes = with_ideas(recipe, changes)
         config = _config(recipe, size, {**settings, **changes})
-        copies = configs.count(config)
-        label = _unused(label, recipe, [entry.label for entry in entries], is_copy=copies > 0)
-        entries.append(Entry(label, recipe, changes, first_seed=first_seed + copies * SEED_OFFSET))
-        configs.append(config)
+        copies = known.count((config, commit))
+        name = changes.get("recipe", recipe)
+        label = _unused(label, name, [entry.label for entry in entries], is_copy=copies > 0)
+        kept = spec if "ideas" in changes or commit else ""
+        entries.append(
+            Entry(
+                label, recipe, changes, first_seed=first_seed + copies * SEED_OFFSET, spec=kept, commit=commit
+            )
+        )
+        known.append((config, commit))
     return Plan(size, seeds, tuple(entries), dict(settings), procs)
+
+
+def with_ideas(recipe: str, changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(recipe, changes) by which no idea file has to be read again: of ideas, their parent and settings."""
+    found = find_recipe(recipe)
+    if not found.ideas:
+        return recipe, dict(changes)
+    assert found.parent is not None, "ideas have a parent"
+    own = {"recipe": found.name, "ideas": found.config.ideas}
+    return found.parent, {**own, **found.changes, **changes}
 
 
 def _config(recipe: str, size: str, changes: Mapping[str, Any]) -> Config:
@@ -150,6 +199,9 @@ def _config(recipe: str, size: str, changes: Mapping[str, Any]) -> Config:
 def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:
     """Parse `RECIPE[:part,part…]` to (label, recipe, changes). A part is `setting=value` or a name."""
     recipe, colon, rest = spec.partition(":")
+    name_with_version = recipe
+    recipe, version = split_version(recipe)
+    recipe_name = name_with_version if version else find_recipe(recipe).name
     find_recipe(recipe)
     parts = rest.split(",") if colon else []
     names = [part for part in parts if "=" not in part]
@@ -164,11 +216,18 @@ def parse_spec(spec: str) -> tuple[str, str, dict[str, Any]]:
             given[setting] = value
     changes = parse(Config, given)
     check_settings(changes)
-    return f"{recipe}:{names[0]}" if names else spec, recipe, changes
+    label = ":".join([recipe_name, names[0] if names else rest]) if colon else recipe_name
+    return label, recipe, changes
+
+
+def spec_recipe(spec: str) -> str:
+    """The recipe, or the idea files, of a spec."""
+    return spec.partition(":")[0]
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    for name, do in (("seed", "use --seeds"), ("recipe", "use RECIPE"), ("size", "use --size")):
+    instead = {"seed": "use --seeds", "recipe": "use RECIPE", "ideas": "use RECIPE", "size": "use --size"}
+    for name, do in instead.items():
         if name in settings:
             raise ConfigError(expected="settings that a race does not set", found=f"`{name}`", do=do)
 
@@ -203,6 +262,8 @@ def _unused(label: str, recipe: str, taken: Sequence[str], *, is_copy: bool) -> 
 
 
 def _spec(entry: Entry) -> str:
+    if entry.spec:
+        return entry.spec
     recipe, _, name = entry.label.partition(":")
     parts = [name] if name and "=" not in name else []
     parts += [f"{setting}={as_text(value)}" for setting, value in entry.changes.items()]
@@ -213,10 +274,16 @@ def to_json(plan: Plan) -> dict[str, Any]:
     return asdict(plan)
 
 
+def _entry(data: Mapping[str, Any]) -> Entry:
+    """An entry from JSON, which has lists for tuples."""
+    changes = {name: tuple(v) if isinstance(v, list) else v for name, v in data["changes"].items()}
+    return Entry(**{**data, "changes": changes})
+
+
 def from_json(data: Any, place: str) -> Plan:
     """The plan that `to_json` wrote. Unknown recipes or settings and damaged files raise an error."""
     try:
-        entries = tuple(Entry(**entry) for entry in data["entries"])
+        entries = tuple(_entry(entry) for entry in data["entries"])
         plan = Plan(**{**data, "entries": entries})
         for start in plan.rounds()[0]:
             plan.config(start)

@@ -104,7 +104,10 @@ def verdict_lines(data: Mapping[str, Any]) -> list[str]:
         lines += [f"  {change['change']}: {change['words']}" for change in data["changes"]]
     elif others:
         lines.append(f"{METRICS[statistics['metric']].name}, each against {first['label']}:")
-        lines += [f"  {row['label']}: {row['verdict']['words']}" for row in others]
+        for row in others:
+            lines.append(f"  {row['label']}: {row['verdict']['words']}")
+            if row["equal_time"]:
+                lines.append(f"  {row['label']}, at equal time: {row['equal_time']['words']}")
     if statistics["target"]:
         value = statistics["target"]["value"]
         for row in statistics["rows"]:

@@ -17,7 +17,6 @@ from hotlap.race.engine import Ended, Engine, Task, carry_out
 from hotlap.race.plan import Plan, Start
 from hotlap.race.progress import Pace, RaceProgress
 from hotlap.runs.reader import status_of
-from hotlap.settings import as_text
 
 
 class Runner:
@@ -98,14 +97,11 @@ class Runner:
         self.progress.training(self.engine.training(), self._left_s())
 
     def _task(self, start: Start) -> Task:
-        settings = {**self.plan.settings, **start.entry.changes, "seed": start.seed}
-        words = [start.entry.recipe, "--size", self.plan.size]
-        words += [f"--{name}={as_text(value)}" for name, value in settings.items()]
         return Task(
             title=str(start),
             path=self.directory.run(start).path,
             log=self.directory.log(start),
-            words=tuple(words),
+            words=tuple(self.plan.words(start, self.directory.ideas)),
             config=self.plan.config(start),
             procs=self.plan.procs,
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from hotlap.config import Config
 from hotlap.errors import ConfigError
+from hotlap.recipes.idea_files import IdeaFile, is_idea, read_ideas, recipe_of
 from hotlap.recipes.lineage import RECIPES, Recipe
 from hotlap.recipes.sizes import SIZES, Size
 from hotlap.settings import nearest, updated
@@ -19,6 +20,7 @@ from hotlap.settings import nearest, updated
 __all__ = [
     "RECIPES",
     "SIZES",
+    "IdeaFile",
     "Recipe",
     "Size",
     "check_used",
@@ -30,6 +32,9 @@ __all__ = [
 
 
 def find_recipe(name: str) -> Recipe:
+    """A recipe of the lineage, or what idea files (`a.py`, `a.py+b.py`) make of their parent."""
+    if is_idea(name):
+        return recipe_of(read_ideas(name))
     if name not in RECIPES:
         raise ConfigError(
             expected=f"a recipe ({', '.join(RECIPES)})", found=f"`{name}`", do=nearest(name, list(RECIPES))
@@ -72,7 +77,8 @@ def resolve(recipe: str, size: str, changes: Mapping[str, Any] | None = None) ->
     If `changes` sets the number of steps, the recipe's step counts (warmup, cooldown) scale in proportion.
     """
     scale, base = find_size(size), find_recipe(recipe)
-    changes = {**base.at_size.get(size, {}), **with_what_follows(changes or {})}
+    own = with_what_follows(base.changes)
+    changes = {**base.at_size.get(size, {}), **own, **with_what_follows(changes or {})}
     if "schedule.steps" in changes:
         scale = replace(scale, steps=changes["schedule.steps"])
-    return updated(scale.apply(base.config), {"recipe": recipe, "size": size, **changes})
+    return updated(scale.apply(base.config), {"recipe": base.name, "size": size, **changes})

@@ -9,11 +9,14 @@ not Hotlap's own measurements. Two recipes have no record: `adamw`, the baseline
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from hotlap.config import Config
 from hotlap.settings import updated
+
+if TYPE_CHECKING:
+    from hotlap.recipes.idea_files import IdeaFile
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Recipe:
     record: Record | None
     config: Config
     at_size: Mapping[str, Mapping[str, Any]]  # {size: changes applied after the size's own}
+    changes: Mapping[str, Any] = field(default_factory=dict)  # at every size, after those
+    ideas: tuple[IdeaFile, ...] = ()
 
 
 RECIPES: dict[str, Recipe] = {}

@@ -114,6 +114,15 @@ class RunDirectory(RunFiles):
     def write_config(self, config: Config) -> None:
         write_json(self.config_path, settings.to_json(config), CheckpointError)
 
+    def write_ideas(self, files: Mapping[str, str]) -> None:
+        """Copies of the idea files, before the configuration that names them."""
+        if not files:
+            return
+        with writing(self.ideas, CheckpointError):
+            make_directory(self.ideas)
+            for name, content in files.items():
+                write_atomically(self.ideas / name, content.encode())
+
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Of this process; what earlier processes of the run wrote moves to `earlier`."""
         earlier = []

@@ -29,6 +29,7 @@ from hotlap.settings import from_json
 Floats = npt.NDArray[np.float64]
 
 CONFIG_NAME = "config.json"
+IDEAS_DIRECTORY = "ideas"  # also of an exported model and of a race
 SEALED_FIELD = "sha256"  # in summary.json: {file name: checksum} of what is final when the run ends
 COMMON_FIELDS = ("step", "tokens", "train_s")
 TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
@@ -72,6 +73,7 @@ class RunFiles:
         self.samples_path = path / "samples.txt"
         self.report_path = path / "report.html"
         self.checkpoints = path / "checkpoints"
+        self.ideas = path / IDEAS_DIRECTORY  # copies of the idea files, NAME@hash.py
         # Final when the run ends; the summary has their checksums.
         self.sealed_paths = (self.config_path, self.environment_path, self.metrics_path, self.samples_path)
 
@@ -182,6 +184,18 @@ class Run:
     def started(self) -> str:
         """When its first process started; empty if that was not recorded."""
         return str(self.environments[0].get("started", ""))
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The fingerprints of the code that trained it, in order; empty if that was not recorded."""
+        found = [(facts.get("code") or {}).get("fingerprint") for facts in self.environments]
+        return tuple(dict.fromkeys(str(code) for code in found if code))
+
+    @property
+    def trained_by(self) -> str:
+        """The package, kernels and torch that trained it last, without its ideas; empty if not recorded."""
+        code = self.environment.get("code") or {}
+        return ", ".join(f"{part} {code[part]}" for part in ("package", "kernels", "torch") if part in code)
 
     @property
     def is_final(self) -> bool:

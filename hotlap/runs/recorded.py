@@ -14,7 +14,15 @@ from hotlap.json_files import damaged
 MACHINE_VARIABLE = "HOTLAP_MACHINE"
 
 # Each may be absent or null.
-TYPES = {"earlier": list, "data": dict, "model": dict, "variables": dict, "routing": list}
+TYPES = {
+    "earlier": list,
+    "code": dict,
+    "data": dict,
+    "model": dict,
+    "variables": dict,
+    "routing": list,
+    "ideas": list,
+}
 DATA_TEXTS = ("source", "directory", "fingerprint", "tokenizer")
 JSON_KINDS = {dict: "an object", list: "a list", str: "a text"}
 

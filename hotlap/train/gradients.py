@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hotlap.data.loader import Batch
 from hotlap.distributed.fixed_sum import sum_over_ranks, tree_sum
 from hotlap.train.lap import Lap
 from hotlap.train.workers import Workers
@@ -22,9 +23,8 @@ from hotlap.train.workers import Workers
 CACHE_LINE_FLOATS = 16
 
 
-def averaged(lap: Lap) -> Tensor:
+def averaged(lap: Lap, batch: Batch) -> Tensor:
     """Returns the mean loss over this rank's tokens, detached."""
-    batch = lap.data.loader.next()
     micro = lap.config.batch.micro_sequences
     starts = range(0, len(batch.inputs), micro)
     total = torch.zeros((), device=lap.distributed.device)
@@ -45,9 +45,8 @@ def _no_sync(lap: Lap) -> contextlib.AbstractContextManager[Any]:
     return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
 
-def summed_in_order(lap: Lap, workers: Workers) -> Tensor:
+def summed_in_order(lap: Lap, workers: Workers, batch: Batch) -> Tensor:
     """Returns the mean loss over the tokens of all ranks, detached."""
-    batch = lap.data.loader.next()
     parameters = [p for p in lap.model.parameters() if p.requires_grad]
     share = lap.config.batch.sequence_tokens / lap.config.batch.tokens_per_step
 

@@ -14,6 +14,7 @@ from hotlap import __version__
 from hotlap.config import Config
 from hotlap.data.validation import BLOCK_TOKENS
 from hotlap.hardware import AMX_FAULTS, amx_faults, device_name
+from hotlap.train.idea_difference import idea_lines
 from hotlap.train.lap import Data, Lap
 from hotlap.train.snapshot import TrainingProgress
 
@@ -89,6 +90,7 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f"checkpoint {config.checkpoint.describe(world.world_size)}",
         f"optimizers {lap.routing.summary()} (--verbose lists them)",
     ]
+    lines[1:1] = [line for file in lap.ideas.files for line in idea_lines(file)]
     if lap.workers is not None:
         at_once = min(sequences, lap.workers.count)
         lines.append(

@@ -27,11 +27,12 @@ from hotlap.data.validation import BLOCK_TOKENS, ValidationBatches, validation_b
 from hotlap.distributed.process_group import Distributed, broadcast_from_main
 from hotlap.errors import DataError
 from hotlap.hardware import select_precision, torch_threads
-from hotlap.model import GPT, GPT2, build_model
+from hotlap.model import GPT, GPT2
 from hotlap.model.roles import parameter_roles
 from hotlap.optim.muon import Muon
 from hotlap.optim.muon_math import OneByOne
 from hotlap.optim.routing import RoutedParameter, Routing, build_optimizers, route
+from hotlap.optim.schedules import lr_multiplier
 from hotlap.train.batch_loss import BatchLoss
 from hotlap.train.clock import Clock
 from hotlap.train.compile import (
@@ -47,6 +48,7 @@ from hotlap.train.compile import (
 )
 from hotlap.train.evaluation import ValidationParts, split_validation
 from hotlap.train.flops import peak_gflops
+from hotlap.train.ideas import NO_IDEAS, Ideas
 from hotlap.train.masking import Masking
 from hotlap.train.workers import Workers
 
@@ -57,6 +59,7 @@ MIN_BUCKET_MIB, MAX_BUCKET_MIB = 1, 25
 @dataclass
 class Lap:
     config: Config
+    ideas: Ideas
     distributed: Distributed
     data: Data
     dtype: torch.dtype
@@ -77,6 +80,12 @@ class Lap:
         """How often the training tokens are seen in so many steps."""
         return steps * self.config.batch.tokens_per_step / self.data.loader.tokens_per_epoch
 
+    def lr_multiplier(self, step: int) -> float:
+        """The factor on every learning rate for the update at `step`."""
+        own = self.ideas.idea.schedule
+        schedule = self.config.schedule
+        return lr_multiplier(step, schedule) if own is None else float(own(step, schedule.steps))
+
 
 @dataclass
 class Data:
@@ -91,7 +100,9 @@ class Data:
     tokenizer: Tokenizer | None  # None if the data has none
 
 
-def build_lap(config: Config, directory: Path, distributed: Distributed, clock: Clock) -> Lap:
+def build_lap(
+    config: Config, directory: Path, distributed: Distributed, clock: Clock, ideas: Ideas = NO_IDEAS
+) -> Lap:
     device = distributed.device
     threads, workers = torch.get_num_threads(), None
     if config.runtime.reduction == "fixed":
@@ -99,14 +110,15 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         torch.set_num_threads(1)
     dtype = select_precision(config.runtime.precision, device)
     backend = kernels.choose_backend(
-        config.attention.backend, device, saved_bytes=saved_bytes_per_layer(config)
+        backend_name(config, device), device, saved_bytes=saved_bytes_per_layer(config)
     )
     data = open_data(config, directory, distributed)
     torch.manual_seed(config.seed)
     with device:
-        model = build_model(config.model, packed_tokens(config), dtype)
+        model = ideas.build_model(config, packed_tokens(config), dtype)
     masking = Masking(config, backend, data.end_of_text, device)
-    routing = route_parameters(model, config, distributed.world_size)
+    ideas.check_roles(model)
+    routing = route_parameters(model, config, distributed.world_size, ideas)
     # Newton-Schulz runs in the precision of the run: bfloat16 is faster where hardware supports it.
     optimizers = build_optimizers(routing, ns_dtype=dtype, check_finite=False)
     installed = kernels.install(
@@ -117,7 +129,9 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
         compiled=config.runtime.compile in ("block", "parts", "model"),
         compiles_loss=compiles_loss(config, device),
         compiles_optimizers=compiles_optimizers(config, device),
+        switched_off=config.runtime.kernels == "off",
     )
+    ideas.set_training_loss(model)
     if workers is not None:
         compute_one_by_one(optimizers, workers)
     with torch_threads(threads):
@@ -130,14 +144,17 @@ def build_lap(config: Config, directory: Path, distributed: Distributed, clock: 
     if compiled.mode != "off":
         with clock.phase("compile"):
             apply_compile(batch_loss, compiled.mode, coordinate_descent=tunes_kernels(config, device))
-            warm_up(batch_loss, config, distributed)
+            with ideas.blamed():
+                warm_up(batch_loss, config, distributed)
             if compiles_optimizers(config, device):
                 warm_up_muon(optimizers)
+    ideas.try_out(batch_loss, config, data.train)
     module: nn.Module = batch_loss
     if distributed.world_size > 1 and workers is None:
         module = wrap_ddp(batch_loss, device, bucket_size_mib(model.blocks))
     return Lap(
         config=config,
+        ideas=ideas,
         distributed=distributed,
         data=data,
         dtype=dtype,
@@ -193,18 +210,29 @@ def packed_tokens(config: Config) -> int:
     return max(training, config.validation_sequence_tokens)
 
 
+def backend_name(config: Config, device: torch.device) -> str:
+    """The configured attention backend; without kernels, `auto` is the one in PyTorch on a CPU."""
+    without_kernels = config.runtime.kernels == "off" and device.type == "cpu"
+    asked = config.attention.backend
+    return "blocked" if asked == "auto" and without_kernels else asked
+
+
 def saved_bytes_per_layer(config: Config) -> int:
     """Bytes of attention probabilities that each layer may save for the backward pass."""
     layers = config.model.num_layers - len(config.model.attention_free_layers)
     return config.attention.saved_probabilities_mb * 2**20 // max(1, layers)
 
 
-def route_parameters(model: GPT | GPT2, config: Config, world_size: int) -> Routing:
+def route_parameters(model: GPT | GPT2, config: Config, world_size: int, ideas: Ideas = NO_IDEAS) -> Routing:
     parameters = dict(model.named_parameters())
-    declared = [
-        RoutedParameter(name, parameters[name], role) for name, role in parameter_roles(model).items()
-    ]
-    return route(declared, config.optim, world_size, model_parameters=parameters.items())
+    roles = parameter_roles(model, ideas.roles)
+    return route(
+        [RoutedParameter(name, parameters[name], role) for name, role in roles.items()],
+        config.optim,
+        world_size,
+        model_parameters=parameters.items(),
+        own=ideas.optimizers(parameters),
+    )
 
 
 def open_data(config: Config, directory: Path, distributed: Distributed) -> Data:

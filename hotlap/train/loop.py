@@ -26,7 +26,7 @@ from hotlap.errors import DivergenceError
 from hotlap.inference.generate import sample_text
 from hotlap.optim.gradients import clip_global_norm
 from hotlap.optim.routing import apply_schedule
-from hotlap.optim.schedules import lr_multiplier, momentum
+from hotlap.optim.schedules import momentum
 from hotlap.runs.recorder import Recorder
 from hotlap.train.clock import Clock
 from hotlap.train.evaluation import Evaluation, may_reach_target, validate
@@ -107,7 +107,7 @@ class Trainer:
         loss = self._accumulate_gradients()
         clip_norm = config.optim.clip_norm
         norm = clip_global_norm(self.parameters, clip_norm) if clip_norm else None
-        multiplier = lr_multiplier(progress.step, config.schedule)
+        multiplier = lap.lr_multiplier(progress.step)
         muon_momentum = momentum(progress.step, config.optim.muon)
         progress.step += 1
         progress.tokens += config.batch.tokens_per_step
@@ -145,7 +145,8 @@ class Trainer:
     def _accumulate_gradients(self) -> Tensor:
         """The loss, detached: of this rank's tokens, or of all ranks' if the reduction is fixed."""
         lap = self.lap
-        return averaged(lap) if lap.workers is None else summed_in_order(lap, lap.workers)
+        batch = lap.ideas.change(lap.data.loader.next(), self.progress.step)
+        return averaged(lap, batch) if lap.workers is None else summed_in_order(lap, lap.workers, batch)
 
     def _reduced_figures(self, loss: Tensor, norm: Tensor | None) -> Tensor:
         """(4,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the

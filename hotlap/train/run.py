@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from hotlap.code_identity import code_identity
 from hotlap.config import Config, EvaluationConfig
 from hotlap.corpus.configured import data_directory, ensure_data
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
@@ -25,6 +26,7 @@ from hotlap.errors import CheckpointError, ConfigError, DeviceError, DivergenceE
 from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import silent
+from hotlap.recipes import IdeaFile
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.runs.recorder import MainRecorder, Recorder
@@ -40,6 +42,8 @@ from hotlap.train.flops import (
     peak_rss_mib,
 )
 from hotlap.train.header import header_lines, print_header
+from hotlap.train.idea_difference import described, difference_table
+from hotlap.train.ideas import Ideas
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
 from hotlap.train.snapshot import Snapshots, TrainingProgress, restore
@@ -59,6 +63,7 @@ class RunOptions:
     sinks: list[str] = field(default_factory=list)
     starts_over: bool = False  # the run exists, but its last process left no checkpoint
     verbose: bool = False  # print the optimizer of every parameter
+    ideas: tuple[IdeaFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
             ensure_data(config, console.print if distributed.is_main else silent)
         if dist.is_initialized():
             dist.barrier()
-        lap = build_lap(config, directory, distributed, clock)
+        lap = build_lap(config, directory, distributed, clock, Ideas(options.ideas))
         stack.callback(lap.data.loader.close)
         if lap.workers is not None:
             stack.callback(lap.workers.close)
@@ -105,7 +110,8 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         # Not earlier: before there is a run to save, Ctrl-C should end the process at once.
         stop = stack.enter_context(StopRequest())
         try:
-            status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
+            with lap.ideas.blamed():
+                status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
         except DivergenceError:
             conclude(lap, progress, clock, "diverged", run_directory)
             raise
@@ -183,6 +189,7 @@ def open_directory(config: Config, progress: TrainingProgress, options: RunOptio
             # In this order, a process killed in between leaves no checkpoint that is ahead of its metrics.
             store.discard_after(run_directory.checkpoints, progress.step)
             run_directory.rewind(progress.step, progress.evaluated_step)
+        run_directory.write_ideas({file.copy_name: file.source for file in options.ideas})
         run_directory.write_config(config)
         yield run_directory
 
@@ -215,6 +222,8 @@ def open_recorder(
     for line in lines:
         run_directory.append_log(line)
     print_header(lines, console)
+    for file in lap.ideas.files:
+        console.print(difference_table(file, lap.config.size))
     if options.verbose:
         console.print(lap.routing.table())
     for note in lap.routing.notes():
@@ -239,6 +248,8 @@ def full_environment(lap: Lap) -> dict[str, Any]:
             world_size=lap.distributed.world_size,
             threads=lap.threads,
         ),
+        "code": code_identity(lap.config.ideas),
+        "ideas": [described(file, lap.config.size) for file in lap.ideas.files],
         "peak_gflops": lap.peak_gflops,
         "data": {
             "source": without_home(lap.config.data.source),
@@ -251,10 +262,15 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         },
         "model": {
             "parameters": sum(p.numel() for p in lap.model.parameters()),
-            "flops_per_token": flops_per_token(lap.config, lap.config.schedule.steps),
+            "flops_per_token": counted_flops(lap, lap.config.schedule.steps),
         },
         "routing": lap.routing.rows(),
     }
+
+
+def counted_flops(lap: Lap, steps: int) -> float | None:
+    """FLOPs per token of training; None if modules of an idea compute what nobody has counted."""
+    return None if lap.ideas.idea.modules else flops_per_token(lap.config, steps)
 
 
 def conclude(
@@ -270,11 +286,10 @@ def conclude(
 
 
 def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -> dict[str, Any]:
-    config = lap.config
     seconds = {**clock.seconds, "training": progress.training_s}
     tokens_per_s = progress.tokens / progress.training_s if progress.training_s else 0.0
     peak = lap.peak_gflops
-    flops = flops_per_token(config, progress.step) if progress.step else 0.0
+    flops = counted_flops(lap, progress.step) if progress.step else 0.0
     evaluation = progress.evaluation
     return {
         "status": status,
@@ -286,7 +301,9 @@ def summarize(lap: Lap, progress: TrainingProgress, clock: Clock, status: str) -
         "best": describe_best(progress.trend),
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_s": tokens_per_s,
-        "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size) if peak else None,
+        "peak_fraction": tokens_per_s * flops / (peak * 1e9 * lap.distributed.world_size)
+        if peak and flops is not None
+        else None,
         "peak_memory_mib": peak_memory_mib(lap.distributed.device),
         "peak_reserved_mib": peak_reserved_mib(lap.distributed.device),
         "peak_rss_mib": peak_rss_mib(),

@@ -24,4 +24,5 @@ def facts_of(lap: Lap, progress: TrainingProgress) -> dict[str, Any]:
         "precision": str(lap.dtype).removeprefix("torch."),
         "attention backend": lap.backend.name,
         "kernels": str(lap.installed),
+        "ideas": ", ".join(lap.ideas.identities) or "none",
     }
