@@ -23,8 +23,7 @@ from hotlap.lab.sequential import looks_of
 from hotlap.runs.reader import Floats
 
 DOCS = Path(__file__).parents[1] / "docs"
-RECORDED = ("recipes.json", "gate-runs.json")
-FEWEST_FOR_SHAPE = 8  # runs of a recipe; the residuals of three are far from the shape they were drawn from
+RECORDED = ("recipes.json", "gate-runs.json")  # the last has recipes of about the same spread
 ALPHA = 0.05
 MOST_SEEDS = 12
 IDEAS, HELPFUL, EFFECT = 200, 10, 3.0  # of a series
@@ -62,20 +61,17 @@ def recorded(residuals: Floats, spreads: Floats, correlation: float = 0.0) -> Dr
 
 
 def recorded_spread(docs: Path = DOCS) -> tuple[Floats, Floats]:
-    """Standardized residuals of all recorded runs around their recipe's mean, and the recipes' spreads."""
-    residuals, spreads = [], []
+    """Residuals of recorded runs around their recipe's mean, with variance 1, and the recipes' spreads."""
+    spreads: list[float] = []
+    residuals: list[float] = []
     for name in RECORDED:
-        if not (docs / name).exists():
-            continue
         values: dict[str, list[float]] = {}
         for run in json.loads((docs / name).read_text())["runs"]:
             values.setdefault(run["label"], []).append(run["val_bpb"])
-        for of_label in values.values():
-            spreads.append(float(np.std(of_label, ddof=1)))
-            if len(of_label) >= FEWEST_FOR_SHAPE:
-                residuals += list((np.array(of_label) - np.mean(of_label)) / spreads[-1])
-    standardized = np.array(residuals) / np.std(residuals)
-    return standardized, np.array(spreads)
+        spreads += [float(np.std(of_label, ddof=1)) for of_label in values.values()]
+        # In units of one spread for all: those of three or four runs each are far off by themselves.
+        residuals = [x - float(np.mean(of_label)) for of_label in values.values() for x in of_label]
+    return np.array(residuals) / np.std(residuals), np.array(spreads)
 
 
 def gates(
@@ -221,6 +217,7 @@ def main() -> None:
         "normal, candidate a fifth of the spread": normal(0.2),
         "skewed (exponential)": skewed,
         "recorded": recorded(residuals, spreads),
+        "recorded, same-seed correlation 0.8": recorded(residuals, np.ones(1), 0.8),
     }
     print(f"recorded runs: {residuals.size}, spreads {spreads.min():.4f} to {spreads.max():.4f} bits/byte\n")
     print_gates(draws, options.gates, rng)
