@@ -49,7 +49,8 @@ class Sign:
     """The last one of a rank."""
 
     text: str  # "count process host", or DONE
-    seen: float  # when it was read first, by this process's clock
+    # When it was read first, by this process's clock; later by all the time in which it heard nobody since.
+    seen: float
 
     @property
     def place(self) -> str:
@@ -119,7 +120,7 @@ class Heartbeat:
                 do=f"the other ranks have ended without it; {go_on}",
             )
         for rank, sign in self._signs.items():
-            silent_s = now - sign.seen
+            silent_s = now - sign.seen - self._stalling_s(now)
             if sign.text != DONE and silent_s >= longest_s:
                 return SilentRankError(
                     expected=expected,
@@ -131,8 +132,11 @@ class Heartbeat:
     def _stalled_s(self, now: float) -> float:
         """How long this process has been stopped, if it has gone on only just; at least 0."""
         stall = self._stall if now - self._stall.until < PERIODS_TO_BLAME * self.period_s else Stall(0, 0)
-        # The thread itself may not have noticed yet.
-        return max(stall.seconds, now - self._sleeps_since - self.period_s, 0)
+        return max(stall.seconds, self._stalling_s(now))
+
+    def _stalling_s(self, now: float) -> float:
+        """How long this process has been stopped, if the thread has not noticed yet; at least 0."""
+        return max(0, now - self._sleeps_since - self.period_s)
 
     def _run(self) -> None:
         count = 0
@@ -156,9 +160,10 @@ class Heartbeat:
         self._sleeps_since = time.monotonic()
         ended = self._ended.wait(self.period_s)
         now = time.monotonic()
-        stalled_s = now - self._sleeps_since - self.period_s
+        stalled_s = self._stalling_s(now)
         if stalled_s > self.period_s:
             self._stall = Stall(stalled_s, now)
+            self._forgive(stalled_s)
         self._sleeps_since = math.inf
         return ended
 
@@ -166,12 +171,18 @@ class Heartbeat:
         self._store.set(self._key(self.rank), f"{count} {os.getpid()} {socket.gethostname()}")
 
     def _listen(self) -> None:
+        asked = time.monotonic()
         texts = self._store.multi_get([self._key(rank) for rank in self._others])
-        # From here on, not from before the store was asked: it may have answered late.
         now = time.monotonic()
+        self._forgive(now - asked)
         for rank, text in zip(self._others, (text.decode() for text in texts), strict=True):
             if rank not in self._signs or self._signs[rank].text != text:
                 self._signs[rank] = Sign(text, now)
+
+    def _forgive(self, deaf_s: float) -> None:
+        """Do not count the time in which nobody could be heard."""
+        for sign in self._signs.values():
+            sign.seen += deaf_s
 
     @staticmethod
     def _key(rank: int) -> str:
