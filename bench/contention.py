@@ -35,6 +35,7 @@ REPEATS = 3
 SETTLE_SECONDS = 2.5 * LOOK_SECONDS  # until a process has noticed that others came or went
 IDLE_CORES = 0.2  # what others may use of a machine that counts as idle
 COUNT = "n = 0\nwhile True: n += 1"
+FOR_LIFE = ExitStack()  # of a process: what a temporary one had entered would end with it
 # What libgomp does by default, chosen by name so that nothing else chooses; and what the command does.
 WAYS = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "sharing": {}}
 
@@ -85,7 +86,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def start(threads: int) -> None:
-    ExitStack().enter_context(sharing_cores())  # for the life of this process
+    FOR_LIFE.enter_context(sharing_cores())
     tune_malloc()
     torch.set_num_threads(threads)
 
