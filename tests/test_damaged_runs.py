@@ -63,10 +63,13 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
 
 
 def sweep(file: Path, content: Any, use: Callable[[], object]) -> None:
-    """Use the file with every value replaced by every odd one: nothing but a HotlapError of one line."""
+    """Use the file with every value replaced by some odd ones: nothing but a HotlapError of one line.
+
+    Neighboring places meet different ones. `make campaign` damages files in many more ways.
+    """
     lines = 0
-    for place in places(content):
-        for odd in ODD:
+    for number, place in enumerate(places(content)):
+        for odd in ODD[number % 4 :: 4]:
             file.write_text(json.dumps(replaced(content, place, odd)))
             try:
                 use()
