@@ -11,16 +11,20 @@ import pytest
 
 from hotlap.kernels.cpu import library
 from tests.kernels_here import needs_kernels
-
-ASK = "from hotlap import kernels; print(kernels.unavailable())"
+from tests.ranks import run_ranks
 
 
 def asked(tmp_path, **variables: str) -> str:
-    """What a process with an empty cache says of its kernels."""
-    environment = {**os.environ, "HOTLAP_CACHE": str(tmp_path / "cache"), **variables}
-    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    """What a process with an empty cache says of its kernels. Unless told to, it does not optimize them."""
+    defaults = {"HOTLAP_CACHE": str(tmp_path / "cache"), "CC": quick_compiler(tmp_path / "quick-cc")}
+    [answer] = run_ranks(ask, 1, {**defaults, **variables}, with_group=False)
+    return answer
+
+
+def ask(rank: int, world_size: int, variables: dict[str, str]) -> str:
+    os.environ.update(variables)
+    library._load.cache_clear()  # of the cache of whoever runs the tests
+    return str(library.unavailable())
 
 
 @needs_kernels
@@ -43,11 +47,16 @@ def test_without_a_compiler_the_reason_is_told(tmp_path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def compiler_script(path: Path, of_macros: str) -> str:
-    """A compiler that is gcc but for its predefined macros and for options that only gcc has."""
-    path.write_text(f'#!/bin/sh\ncase "$*" in *-dM*) {of_macros};; *-Q*) exit 1;; *) exec cc "$@";; esac\n')
+def quick_compiler(path: Path, others: str = "") -> str:
+    """A compiler that is gcc without optimization, but for what it does in other cases."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in {others} *) exec cc "$@" -O0;; esac\n')
     path.chmod(0o755)
     return str(path)
+
+
+def compiler_script(path: Path, of_macros: str) -> str:
+    """A compiler that is gcc but for its predefined macros and for options that only gcc has."""
+    return quick_compiler(path, f"*-dM*) {of_macros};; *-Q*) exit 1;;")
 
 
 @needs_kernels
@@ -67,7 +76,7 @@ def test_clang_is_refused(tmp_path) -> None:
 
 @needs_kernels
 def test_a_compiler_may_be_called_through_another_program(tmp_path) -> None:
-    assert asked(tmp_path, CC="env cc") == "None"
+    assert asked(tmp_path, CC=f"env {quick_compiler(tmp_path / 'cc')}") == "None"
     assert asked(tmp_path, CC="env no-such-compiler").startswith("the C compiler failed")
     assert asked(tmp_path, CC="'cc") == "CC is not a command: No closing quotation"
 
