@@ -64,6 +64,7 @@ def test_a_tail_loses_nothing_wherever_the_pieces_end(text: str, cuts: list[int]
     tail = find_tail(pieces(cuts), start, len(text))
     assert tail == find_tail(pieces([]), start, len(text))
     assert 0 < tail.characters < len(text)
+    assert tail.text_bytes == len(text) - tail.characters
     for some in ([], cuts):
         split: dict[str, str] = {"train": "", "val": ""}
         begins = {"train": 0, "val": 0}
@@ -87,6 +88,7 @@ def test_a_text_without_paragraphs_is_cut_at_what_it_has() -> None:
         tail = find_tail([Piece(text, True)], data * 8 // 10, data)
         assert tail.boundary == boundary
         assert 0.8 <= len(text[: tail.characters].encode()) / data <= 0.9
+        assert tail.text_bytes == len(text[tail.characters :].encode())
 
 
 def test_documents_that_repeat_training_are_kept_out_of_validation(tmp_path: Path) -> None:
@@ -151,6 +153,6 @@ def test_a_text_too_short_to_train_on_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tail_in_a_later_document_gives_it_whole() -> None:
-    tail = Tail(1, 0)
+    tail = Tail(1, 0, 2)
     pieces = [Piece("a", True), Piece("b", False), Piece("c", True), Piece("d", True)]
     assert [split for split, _ in tail.assign(pieces)] == ["train", "train", "val", "val"]

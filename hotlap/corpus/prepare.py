@@ -18,7 +18,7 @@ from hotlap.corpus.corpora import fetch_gpt2_tokenizer
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.hub import HubSource
 from hotlap.corpus.sources import Source
-from hotlap.corpus.splits import ByRule, Plan, Tail, choose_documents, find_tail, repeats_training, tail_start
+from hotlap.corpus.splits import ByRule, Plan, plan_splits
 from hotlap.corpus.survey import MOST_LISTED, Survey
 from hotlap.corpus.tokenizer import (
     GPT2,
@@ -215,15 +215,20 @@ def _tokenize(source: Source, settings: ShardSettings, work: Path, workers: int,
             say(line)
         check_some_text(survey)
     notes: list[str] = []
-    plan = _plan(source, survey, settings, notes)
+    plan: Plan = ByRule(settings.val_fraction)  # of a corpus, whose documents are known
+    if survey is not None:
+        plan, notes = plan_splits(
+            survey,
+            settings.val_fraction,
+            lambda: source.pieces(Tally()),
+            keep_duplicates=settings.keep_duplicates,
+        )
     tokenizer = _tokenizer_for(source, survey, settings, plan, notes, say)
     tally = Tally()
     with ByteProgress("tokenizing", source.bytes_to_read) as progress:
         batches = in_batches(plan.assign(source.pieces(tally)), tally)
         shards = write_shards(batches, tokenizer, work, settings.shard_tokens, workers, progress)
     check_training_text(shards)
-    if isinstance(plan, Tail):
-        notes.append(describe_tail(plan, shards))
     for note in notes:
         say(note)
     tokenizer.save(work)
@@ -258,48 +263,6 @@ def check_training_text(shards: Iterable[ShardEntry]) -> None:
         raise DataError(
             expected="text to train on", found="none besides that of validation", do="give more text"
         )
-
-
-def _plan(source: Source, survey: Survey | None, settings: ShardSettings, notes: list[str]) -> Plan:
-    """Which documents are for validation. `notes` gets what a user should know of it."""
-    fraction = settings.val_fraction
-    if survey is None:  # a corpus, whose documents are known
-        return ByRule(fraction)
-    exact, alike = survey.repeated()
-    if exact or alike:
-        notes.append(
-            f"repeated   {exact + alike} documents: {exact} exactly,"
-            f" {alike} but for case, spaces, punctuation"
-        )
-    if not fraction:
-        notes.append("validation none: --val-fraction 0")
-        return ByRule(fraction)
-    chosen = choose_documents(survey, fraction, keep_duplicates=settings.keep_duplicates)
-    if chosen is None:
-        return _plan_tail(source, survey, fraction, notes, keep_duplicates=settings.keep_duplicates)
-    if chosen.moved:
-        notes.append(
-            f"validation without {chosen.moved} documents that training has too"
-            " (--keep-duplicates: with them)"
-        )
-    return chosen
-
-
-def _plan_tail(
-    source: Source, survey: Survey, fraction: Fraction, notes: list[str], *, keep_duplicates: bool
-) -> Plan:
-    total = survey.text_bytes
-    plan = find_tail(source.pieces(Tally()), tail_start(total, fraction), total)
-    if repeats_training(survey, plan) and not keep_duplicates:
-        notes.append("validation none: the end of the text repeats documents before it")
-        return ByRule(Fraction(0))
-    return plan
-
-
-def describe_tail(plan: Tail, shards: Iterable[ShardEntry]) -> str:
-    val_bytes = sum(shard.text_bytes or 0 for shard in shards if shard.split == "val")
-    where = f"after {plan.boundary}" if plan.characters else "between documents"
-    return f"validation the last {val_bytes:,} bytes, cut {where}: too few documents to hold some out"
 
 
 def _tokenizer_for(

@@ -6,7 +6,7 @@ A document that repeats one of training is kept out of validation, which would o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -82,6 +82,7 @@ class Tail:
 
     document: int
     characters: int  # of that document, before the position
+    text_bytes: int  # of the tail
     boundary: str = BOUNDARY_NAMES[0]  # after which it is
 
     def assign(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
@@ -101,6 +102,40 @@ class Tail:
 
 
 Plan = ByRule | Chosen | Tail
+
+
+def plan_splits(
+    survey: Survey, val_fraction: Fraction, read: Callable[[], Iterable[Piece]], *, keep_duplicates: bool
+) -> tuple[Plan, list[str]]:
+    """The plan for the user's own documents, and what to tell of it. `read` reads them again."""
+    notes: list[str] = []
+    exact, alike = survey.repeated()
+    if exact or alike:
+        notes.append(
+            f"repeated   {exact + alike} documents: {exact} exactly,"
+            f" {alike} but for case, spaces, punctuation"
+        )
+    if not val_fraction:
+        return ByRule(val_fraction), [*notes, "validation none: --val-fraction 0"]
+    chosen = choose_documents(survey, val_fraction, keep_duplicates=keep_duplicates)
+    if chosen is not None:
+        if chosen.moved:
+            notes.append(
+                f"validation without {chosen.moved} documents that training has too"
+                " (--keep-duplicates: with them)"
+            )
+        return chosen, notes
+    tail = find_tail(read(), tail_start(survey.text_bytes, val_fraction), survey.text_bytes)
+    if repeats_training(survey, tail) and not keep_duplicates:
+        return ByRule(Fraction(0)), [
+            *notes,
+            "validation none: the end of the text repeats documents before it",
+        ]
+    where = f"after {tail.boundary}" if tail.characters else "between documents"
+    notes.append(
+        f"validation the last {tail.text_bytes:,} bytes, cut {where}: too few documents to hold some out"
+    )
+    return tail, notes
 
 
 def choose_documents(survey: Survey, val_fraction: Fraction, *, keep_duplicates: bool) -> Chosen | None:
@@ -146,14 +181,21 @@ def tail_start(text_bytes: int, val_fraction: Fraction) -> int:
 def find_tail(pieces: Iterable[Piece], start_bytes: int, text_bytes: int) -> Tail:
     """The tail that begins at the first good position after `start_bytes`, with half of the rest at least."""
     index, seen_bytes, before = -1, 0, 0
-    window, window_start = "", -1  # in characters of the document
+    window, window_start, window_bytes = ("", -1, start_bytes)  # its start, in characters of the document
     most_bytes = (text_bytes - start_bytes) // 2
+
+    def boundary(searched: str, of: int) -> Tail | None:
+        """The first boundary of the best kind that there is, out of the first `of` kinds."""
+        for pattern, name in zip(_BOUNDARIES[:of], BOUNDARY_NAMES, strict=False):
+            if found := pattern.search(searched):
+                left = text_bytes - window_bytes - len(searched[: found.end()].encode())
+                return Tail(index, window_start + found.end(), left, name)
+        return None
+
     for piece in pieces:
         if piece.begins_document:
             if window_start >= 0 or seen_bytes >= start_bytes:
-                if (tail := _boundary(index, window, window_start, of=1)) is not None:
-                    return tail
-                return Tail(index + 1, 0)
+                return boundary(window, 1) or Tail(index + 1, 0, text_bytes - seen_bytes)
             index, before = index + 1, 0
         data = piece.text.encode()
         if window_start >= 0:
@@ -161,6 +203,7 @@ def find_tail(pieces: Iterable[Piece], start_bytes: int, text_bytes: int) -> Tai
         elif seen_bytes + len(data) > start_bytes:
             head = data[: max(0, start_bytes - seen_bytes)].decode("utf-8", "ignore")
             window_start, window = before + len(head), piece.text[len(head) :]
+            window_bytes = seen_bytes + len(head.encode())
         seen_bytes += len(data)
         before += len(piece.text)
         searched = window.encode()[:most_bytes].decode("utf-8", "ignore")[:SEARCHED_CHARACTERS]
@@ -168,13 +211,5 @@ def find_tail(pieces: Iterable[Piece], start_bytes: int, text_bytes: int) -> Tai
             break
     else:
         searched = window
-    tail = _boundary(index, searched, window_start, of=len(_BOUNDARIES))
-    return tail or Tail(index, max(window_start, 0), BOUNDARY_NAMES[-1])
-
-
-def _boundary(document: int, window: str, window_start: int, *, of: int) -> Tail | None:
-    """The first boundary in the window of the best kind that it has, out of the first `of` kinds."""
-    for pattern, name in zip(_BOUNDARIES[:of], BOUNDARY_NAMES, strict=False):
-        if found := pattern.search(window):
-            return Tail(document, window_start + found.end(), name)
-    return None
+    within = Tail(index, max(window_start, 0), text_bytes - window_bytes, BOUNDARY_NAMES[-1])
+    return boundary(searched, len(_BOUNDARIES)) or within
