@@ -80,13 +80,13 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def run_gate(args: argparse.Namespace, plan: Plan, budget_s: float | None) -> int:
+    from hotlap.commands.race import check_runs
     from hotlap.lab.gate import Gate, Question
     from hotlap.lab.ledger import Ledger
     from hotlap.race.directory import RaceDirectory
-    from hotlap.race.engine import check_engine, open_engine
+    from hotlap.race.engine import open_engine
     from hotlap.race.progress import RaceProgress
     from hotlap.runs.directory import check_name
-    from hotlap.train.run import check_ranks
 
     for start in plan.rounds()[0]:
         evaluation = plan.config(start).evaluation
@@ -96,7 +96,6 @@ def run_gate(args: argparse.Namespace, plan: Plan, budget_s: float | None) -> in
                 found=f"{start.entry.label} with one",
                 do="omit the target, or race without --gate",
             )
-        check_ranks(plan.config(start), plan.procs or 1)
     question = Question(
         plan,
         alpha=DEFAULT_ALPHA if args.alpha is None else args.alpha,
@@ -105,7 +104,7 @@ def run_gate(args: argparse.Namespace, plan: Plan, budget_s: float | None) -> in
     if args.name is not None:
         check_name(args.name)
     directory = RaceDirectory(args.runs / (args.name or question.default_name))
-    check_engine(args.on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
+    check_runs(plan, directory, args.on)
     ledger = Ledger(args.runs)
     gate = Gate(question, directory, ledger, to_stderr)
     directory.check(plan)

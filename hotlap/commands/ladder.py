@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotlap.cli import Parser
-from hotlap.commands.race import DEFAULT_SEEDS, parse_seconds
+from hotlap.commands.race import DEFAULT_SEEDS, check_runs, parse_seconds
 from hotlap.config import Config
 from hotlap.errors import INTERRUPTED, ConfigError
 from hotlap.progress import to_stderr
-from hotlap.race.engine import LOCAL, check_engine, open_engine
+from hotlap.race.engine import LOCAL, open_engine
 from hotlap.recipes import SIZES
 from hotlap.settings import parse
 from hotlap.terminal import make_console
@@ -100,11 +100,8 @@ def _run_rung(plan: Plan, directory: RaceDirectory, on: str, budget_s: float | N
     """Train what is left of one size; the number of runs that ended."""
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
-    from hotlap.train.run import check_ranks
 
-    for start in plan.rounds()[0]:
-        check_ranks(plan.config(start), plan.procs or 1)
-    check_engine(on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
+    check_runs(plan, directory, on)
     directory.check(plan)
     with directory.lock(to_stderr) as lock:
         directory.check(plan)

@@ -119,22 +119,10 @@ def run_race(
     """Run the remaining runs on the engine `on`, then print the results and write the report."""
     from hotlap.lab.ledger import Ledger
     from hotlap.lab.races import add_race
-    from hotlap.race.idea_copies import check_ideas
     from hotlap.race.progress import RaceProgress
     from hotlap.race.runner import Runner
-    from hotlap.train.run import check_ranks
 
-    for start in plan.rounds()[0]:
-        check_ranks(plan.config(start), plan.procs or 1)
-    check_engine(on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
-    check_ideas(plan, directory.ideas)
-    elsewhere = next((e for e in plan.entries if e.ideas or e.commit), None) if on != LOCAL else None
-    if elsewhere is not None:
-        raise ConfigError(
-            expected=f"recipes of the lineage for --on {on}",
-            found=f"{elsewhere.label}, whose code is on this machine only",
-            do="race it with --on local",
-        )
+    check_runs(plan, directory, on)
     budget_s = None if budget is None else parse_seconds(budget)
     directory.check(plan)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -158,6 +146,24 @@ def run_race(
     if trained:
         add_race(Ledger(directory.path.parent), directory, plan, results, to_stderr)
     return 0
+
+
+def check_runs(plan: Plan, directory: RaceDirectory, on: str) -> None:
+    """Refuse runs that cannot train on this engine, before anything is written."""
+    from hotlap.race.idea_copies import check_ideas
+    from hotlap.train.run import check_ranks
+
+    for start in plan.rounds()[0]:
+        check_ranks(plan.config(start), plan.procs or 1)
+    check_engine(on, directory.path, [plan.config(start) for start in plan.rounds()[0]], plan.procs)
+    check_ideas(plan, directory.ideas)
+    elsewhere = next((e for e in plan.entries if e.ideas or e.commit), None) if on != LOCAL else None
+    if elsewhere is not None:
+        raise ConfigError(
+            expected=f"recipes of the lineage for --on {on}",
+            found=f"{elsewhere.label}, whose code is on this machine only",
+            do="race it with --on local",
+        )
 
 
 def parse_seconds(text: str) -> float:

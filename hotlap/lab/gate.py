@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hotlap.errors import RaceError
@@ -51,11 +52,10 @@ class Question:
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:6]
         return f"gate-{self.plan.entries[0].recipe}-{self.plan.size}-{digest}"
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Of the try in the ledger. Repeating the gate must give the same ones."""
+    def facts(self, ideas: Path) -> dict[str, Any]:
+        """Of the try in the ledger. `ideas`: the directory of the copies of idea files."""
         return {
-            **describe(self.plan, self.plan.entries[1]),
+            **describe(self.plan, self.plan.entries[1], ideas),
             "least_effect": self.least_effect,
             "most_seeds": self.plan.seeds,
             "first_seed": self.plan.entries[0].first_seed,
@@ -78,7 +78,10 @@ class Gate:
     def begin(self) -> None:
         """Take a number and a level in the series, or find those that an earlier call took."""
         self._try, self._verdict = self.ledger.begin(
-            self.directory.path.name, self.question.facts, self.question.alpha, self._say
+            self.directory.path.name,
+            self.question.facts(self.directory.ideas),
+            self.question.alpha,
+            self._say,
         )
         self._say(f"gate: {level_in_words(self._try)}")
 
@@ -124,6 +127,8 @@ class Gate:
         Runner(self.plan, self.directory, engine, progress).carry_out(starts)
 
     def _copy_earlier(self, start: Start, progress: RaceProgress) -> None:
+        if self.plan.entries[0].commit != self.plan.entries[1].commit:
+            return  # the idea's run does not tell the code of the baseline's
         first = self.directory.run(Start(self.plan.entries[1], self.plan.entries[1].first_seed))
         wanted = identity(first.read_environment())
         found = find_run(self.plan.config(start), start.name, self.directory.path, wanted)

@@ -102,7 +102,7 @@ def conclude_ladder(path: Path, plans: Sequence[Plan], known_sizes: Mapping[str,
     runs = [run for _, _, of_rung in found for run in of_rung]
     data: dict[str, Any] = finite(
         {
-            **describe(plans[0], plans[0].entries[1]),
+            **describe(plans[0], plans[0].entries[1], RaceDirectory(path / plans[0].size).ideas),
             "size": ", ".join(one.size for one in rungs),
             "metric": metric.key,
             "unit": metric.unit,

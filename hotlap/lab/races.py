@@ -28,7 +28,7 @@ def add_race(
         of_entry = runs[entry.label]
         difference = verdict["difference"]
         facts = {
-            **describe(plan, entry),
+            **describe(plan, entry, directory.ideas),
             "race": directory.path.name,
             "metric": statistics["metric"],
             "unit": METRICS[statistics["metric"]].unit,
