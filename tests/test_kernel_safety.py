@@ -192,6 +192,26 @@ def test_operands_need_be_contiguous_only_where_they_are_written(kernel) -> None
     assert all(torch.equal(given[name], copies[name]) for name in written)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_negated_view_is_read_with_its_sign_and_never_written(kernel) -> None:
+    call, make, _, written = KERNELS[kernel]
+    torch.manual_seed(0)
+    given = make()
+    # -x in memory, which torch shows as x.
+    views = {
+        name: torch._neg_view(-x) if x.is_floating_point() and name not in written else x.clone()
+        for name, x in given.items()
+    }
+    expected, found = call(**given), call(**views)
+    for ours, others in zip(*(x if isinstance(x, tuple) else (x,) for x in (expected, found)), strict=True):
+        assert ours is others is None or torch.equal(ours, others)
+    for name in written:
+        with pytest.raises(ValueError, match=f"{name}: expected a tensor of its own, found a negated view"):
+            call(**{**make(), name: torch._neg_view(-given[name])})
+    with pytest.raises(ValueError, match="negated view"):
+        operands.pointer(torch._neg_view(torch.ones(3)))
+
+
 def test_operands_are_refused_under_python_with_optimization() -> None:
     script = (
         "from tests.test_kernel_safety import KERNELS, refuses_all\n"

@@ -216,6 +216,9 @@ def test_what_it_cannot_take_is_refused_by_name():
         Muon([{"params": [("same", weight)]}, {"params": [("same", matrix())]}])
     with pytest.raises(OptimizerError, match=r"`bias` with shape \(4,\)"):
         Muon([("bias", torch.nn.Parameter(torch.zeros(4)))])
+    for shape in ((0, 4), (4, 0)):
+        with pytest.raises(OptimizerError, match=r"`empty` with shape \(\d, \d\); leave it out"):
+            Muon([("empty", torch.nn.Parameter(torch.zeros(shape)))])
     with pytest.raises(OptimizerError, match="12 rows, 5 parts"):
         Muon([("qkv", weight)], parts={"qkv": 5})
     with pytest.raises(OptimizerError, match="`typo`, which is not among them"):

@@ -58,11 +58,11 @@ def check_matrices(
 ) -> None:
     """Raise on tensors that are not matrices, rows not divisible by `parts`, and unknown names."""
     for name, tensor in named:
-        if tensor.ndim != 2:
+        if tensor.ndim != 2 or tensor.numel() == 0:
             raise OptimizerError(
-                expected="matrices in Muon",
+                expected="matrices with at least one entry in Muon",
                 found=f"`{name}` with shape {tuple(tensor.shape)}",
-                do="use Adam for it",
+                do="use Adam for it" if tensor.numel() else "leave it out",
             )
         count = parts.get(name, 1)
         if count < 1 or tensor.shape[0] % count:

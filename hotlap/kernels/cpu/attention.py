@@ -46,7 +46,7 @@ def _check_float(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _padded(x: Tensor, features: int) -> Tensor:
-    return F.pad(x, (0, features - x.shape[-1])) if x.shape[-1] < features else x
+    return F.pad(x, (0, features - x.shape[-1])) if x.shape[-1] < features else x.resolve_neg()
 
 
 def _head_by_head(x_THD: Tensor, features: int) -> Tensor:

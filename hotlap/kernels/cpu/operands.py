@@ -34,9 +34,9 @@ def check(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = tor
 
 
 def operand(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """x, checked and contiguous: a copy if it was not."""
+    """x, checked, contiguous and not a negated view: a copy if it was not."""
     check(name, x, shape, dtype)
-    return x.contiguous()
+    return x.resolve_neg().contiguous()
 
 
 def optional(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -47,6 +47,8 @@ def optional(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def in_place(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """x itself, checked, for C to write to: it has to be contiguous already."""
     check(name, x, shape)
+    if x.is_neg():
+        raise ValueError(f"{name}: expected a tensor of its own, found a negated view")
     if not x.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, found strides {x.stride()} for {shape}")
     return x
@@ -69,6 +71,8 @@ def pointer(x: Tensor) -> Any:
         raise TypeError(f"expected a tensor of float32, int32 or int64, found {x.dtype}")
     if not (x.is_contiguous() and x.is_cpu):
         raise ValueError(f"expected a contiguous CPU tensor, found strides {x.stride()} on {x.device}")
+    if x.is_neg():  # its numbers in memory have the other sign
+        raise ValueError("expected a tensor of its own, found a negated view")
     return cast(kind, x.data_ptr())
 
 
