@@ -58,6 +58,14 @@ def test_the_fingerprint_tells_data_apart(tmp_path):
     assert len(prints) == 3
 
 
+def test_bare_shards_of_the_same_length_are_told_apart(tmp_path):
+    prints = []
+    for tokens in ([1, 2, 3], [1, 2, 4], [1, 2, 3]):
+        write_shard(tmp_path / "train_0.bin", tokens, 10)
+        prints.append(open_split(tmp_path, "train", vocab_size=10).fingerprint)
+    assert prints[0] == prints[2] != prints[1]
+
+
 class TestBadInput:
     def test_no_directory(self, tmp_path):
         with pytest.raises(DataError, match=r"a directory of token shards at .*nowhere; found nothing"):

@@ -32,13 +32,22 @@ from hotlap.files import file_sha256
 class TokenStream:
     """Concatenated shards. Indices count tokens from the start of the first shard."""
 
-    def __init__(self, shards: Sequence[Tokens], *, name: str, manifest: Manifest | None, split: str) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Tokens],
+        *,
+        name: str,
+        manifest: Manifest | None,
+        split: str,
+        checksums: Sequence[str] = (),
+    ) -> None:
         assert shards, "a stream needs a shard"
         self.name = name  # for messages
         self.manifest = manifest
         self.shards = tuple(shards)
         self.ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
         self.starts = self.ends - [len(shard) for shard in shards]
+        self._checksums = tuple(checksums)  # of the files; none for shards in memory
         self._entries: tuple[ShardEntry, ...] = manifest.of_split(split) if manifest else ()
 
     def __len__(self) -> int:
@@ -64,9 +73,8 @@ class TokenStream:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the data: of the shards' checksums with a manifest, of their lengths without one."""
-        checksums = [entry.sha256 for entry in self._entries]
-        facts = " ".join(checksums or [str(len(shard)) for shard in self.shards])
+        """A hash of the shards' checksums."""
+        facts = " ".join(self._checksums)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
     def read(self, start: int, count: int) -> Tokens:
@@ -99,8 +107,8 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
     """Open and check a split of a prepared directory or of a directory of bare shards.
 
     `vocab_size` is the model's. A manifest must name the same size; without a manifest, every token id must
-    be smaller. The first call reads every byte (checksums with a manifest, the largest id without one). Later
-    calls reuse the cached result while the files are unchanged.
+    be smaller. The first call reads every byte (for checksums, and without a manifest for the largest id).
+    Later calls reuse the cached result while the files are unchanged.
     """
     if split not in SPLITS:
         raise DataError(
@@ -137,11 +145,13 @@ def open_split(directory: Path, split: str, *, vocab_size: int | None = None) ->
                 found=f"{8 * shard.itemsize}-bit tokens in {path.name}",
                 do="keep data from different tokenizers in different directories",
             )
+    checksums = [str(found) for found in measure_once(paths, "sha256", file_sha256)]
     if manifest is not None:
-        _check_checksums(paths, manifest.of_split(split))
+        _check_checksums(paths, manifest.of_split(split), checksums)
     else:
         _check_ids(paths, shards[0].dtype, vocab_size)
-    return TokenStream(shards, name=f"{directory} ({split})", manifest=manifest, split=split)
+    name = f"{directory} ({split})"
+    return TokenStream(shards, name=name, manifest=manifest, split=split, checksums=checksums)
 
 
 def _listed_shards(directory: Path, split: str, manifest: Manifest, vocab_size: int | None) -> list[Path]:
@@ -166,11 +176,10 @@ def _listed_shards(directory: Path, split: str, manifest: Manifest, vocab_size: 
     return [directory / entry.file for entry in entries]
 
 
-def _check_checksums(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> None:
-    found = measure_once(paths, "sha256", file_sha256)
+def _check_checksums(paths: Sequence[Path], entries: Sequence[ShardEntry], found: Sequence[str]) -> None:
     for path, entry, sha256 in zip(paths, entries, found, strict=True):
         if sha256 != entry.sha256:
-            raise wrong_checksum(path, entry.sha256, str(sha256))
+            raise wrong_checksum(path, entry.sha256, sha256)
 
 
 def _check_ids(paths: Sequence[Path], dtype: np.dtype[Any], vocab_size: int | None) -> None:
