@@ -12,7 +12,7 @@ from hotlap.progress import silent
 from hotlap.race import plan as plans
 from hotlap.race.ablation import SETTING_GROUPS, ancestors, group_changes, make_ablation
 from hotlap.race.directory import RaceDirectory
-from hotlap.race.plan import make_plan, parse_spec
+from hotlap.race.plan import from_json, make_plan, parse_spec, to_json
 from hotlap.recipes import RECIPES, resolve
 from hotlap.settings import diff, flatten, updated
 from tests.synthetic_runs import make_run
@@ -34,6 +34,14 @@ def test_a_variant_changes_its_settings_and_wins_over_those_of_the_race():
     assert [plan.config(s).optim.muon.lr for s in (plain, variant)] == [0.01, 0.03]
     assert {plan.config(s).schedule.steps for s in (plain, variant)} == {7}
     assert (plan.config(variant).seed, variant.name) == (1, "softcap-optim.muon.lr=0.03-seed1")
+
+
+def test_the_users_home_is_not_in_a_plan(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/jo")
+    plan = make_plan(["softcap", "adamw"], "pico", 2, {"data.source": "/home/jo/data"})
+    assert to_json(plan)["settings"] == {"data.source": "~/data"}
+    # As it was written before.
+    assert from_json({**to_json(plan), "settings": {"data.source": "/home/jo/data"}}, "race.json") == plan
 
 
 def test_a_part_without_a_value_names_the_variant():

@@ -21,6 +21,7 @@ from hotlap.distributed.leaving import leave_at_once
 from hotlap.distributed.process_group import process_group
 from hotlap.distributed.signals import StopRequest
 from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceError, HotlapError, TrainingError
+from hotlap.files import cache_directory
 from hotlap.inference.generate import sample_text
 from hotlap.kernels import choose_backend
 from hotlap.model.layers import Matrix
@@ -504,6 +505,18 @@ def test_other_data_than_the_run_was_started_with_is_refused(tiny_data, tmp_path
         # As it was written before the validation split's fingerprint was kept.
         older = {key: value for key, value in checkpoint.state.items() if key != "validation_data"}
         assert restore(lap, dataclasses.replace(checkpoint, state=older)).step == 2
+
+
+def test_no_file_of_a_run_names_the_users_home(tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTLAP_CACHE", str(cache_directory()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(tiny_data, tmp_path / "data")
+    for steps, resumes in ((1, False), (2, True)):
+        train(pico(tmp_path / "data", steps), tmp_path / "runs", "run", resume=resumes)
+    texts = [path for path in (tmp_path / "runs").rglob("*.*") if path.suffix in (".json", ".jsonl", ".txt")]
+    assert {path.name for path in texts} >= {"config.json", "log.txt", "state.json", "environment.json"}
+    assert not [path for path in texts if str(tmp_path) in path.read_text()]
+    assert '"~/data"' in (tmp_path / "runs" / "run" / "config.json").read_text()
 
 
 def test_a_corpus_is_prepared_before_processes_start_that_would_wait_for_it(tmp_path, monkeypatch):

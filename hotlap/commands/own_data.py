@@ -35,7 +35,7 @@ def with_data(config: Config, changes: Mapping[str, Any]) -> Config:
     from hotlap.data.manifest import read_manifest
 
     say = to_stderr if os.environ.get("RANK", "0") == "0" else silent  # every rank comes here
-    source = config.data.source
+    source = os.path.expanduser(config.data.source)
     if is_own_text(source):
         wanted = changes.get("model.vocab_size", AUTO)
         vocabulary = "gpt2" if changes.get("data.tokenizer") == "gpt2" else wanted

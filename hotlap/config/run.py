@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hotlap.config.checks import require, require_not_negative, require_positive
+from hotlap.files import without_home
 from hotlap.settings import setting
 
 
@@ -27,6 +28,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.source), "a data source", "an empty name", "give a corpus or a directory")
+        # `~/…` in all files of a run, which may be shared; whoever opens the directory expands it.
+        object.__setattr__(self, "source", without_home(self.source))
         require_positive(self, "chunk_tokens", "num_shards")
         if self.bytes_per_token is not None:
             require_positive(self, "bytes_per_token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hotlap.config import Config
@@ -18,7 +19,7 @@ def ensure_data(config: Config, say: Say) -> None:
 
 def data_directory(config: Config) -> Path:
     """The directory of the run's data, which may not exist yet."""
-    path = Path(config.data.source)
+    path = Path(os.path.expanduser(config.data.source))
     if path.is_dir():
         return path
     if config.data.source not in NAMES:

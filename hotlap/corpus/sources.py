@@ -37,7 +37,7 @@ from hotlap.corpus.rows import BadLineError
 from hotlap.corpus.survey import Survey
 from hotlap.data.manifest import Problem
 from hotlap.errors import DataError
-from hotlap.files import reading
+from hotlap.files import reading, without_home
 from hotlap.progress import ByteProgress
 
 COMPRESSED_TEXT_RATIO = 4  # rough estimate, used for progress and the size of the tokenizer's sample
@@ -131,7 +131,7 @@ class FilesSource:
                 do="give files or directories that contain text",
             )
         shown = ", ".join(map(str, paths[:3])) + (", …" if len(paths) > 3 else "")
-        self.description = f"{len(self.files)} file{'s' * (len(self.files) > 1)} of {shown}"
+        self.description = f"{len(self.files)} file{'s' * (len(self.files) > 1)} of {without_home(shown)}"
 
     @cached_property
     def settings(self) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hotlap.config import Config
 from hotlap.errors import ConfigError, RaceError
+from hotlap.files import without_home
 from hotlap.recipes import check_used, find_recipe, resolve
 from hotlap.recipes.idea_files import SUFFIX
 from hotlap.settings import as_text, full_name, parse
@@ -72,6 +73,9 @@ class Plan:
     ablation: str | None = None  # the ancestor that changes are reverted to; None: a plain race
 
     def __post_init__(self) -> None:
+        if isinstance(source := self.settings.get("data.source"), str):
+            # As in the configurations of the runs: race.json is shared with them.
+            object.__setattr__(self, "settings", {**self.settings, "data.source": without_home(source)})
         if not self.entries:
             raise ConfigError(expected="at least one RECIPE", found="none", do="`hotlap recipes` lists them")
         if not MIN_SEEDS <= self.seeds <= SEED_OFFSET:

@@ -220,7 +220,7 @@ def open_recorder(
         lap.data.tokenizer.save(run_directory.path)
     lines = header_lines(lap, progress, run_directory.path)
     for line in lines:
-        run_directory.append_log(line)
+        run_directory.append_log(without_home(line))
     print_header(lines, console)
     for file in lap.ideas.files:
         console.print(difference_table(file, lap.config.size))
@@ -252,7 +252,7 @@ def full_environment(lap: Lap) -> dict[str, Any]:
         "ideas": [described(file, lap.config.size) for file in lap.ideas.files],
         "peak_gflops": lap.peak_gflops,
         "data": {
-            "source": without_home(lap.config.data.source),
+            "source": lap.config.data.source,
             "directory": without_home(str(lap.data.directory.resolve())),
             "fingerprint": lap.data.train.fingerprint,
             "train_tokens": len(lap.data.train),
