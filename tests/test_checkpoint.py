@@ -133,6 +133,21 @@ def test_truncated_and_missing_files_are_named(tmp_path, name):
         store.load(path)
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path):
+    store.save(tmp_path, small(1), keep=2)
+    newest = store.save(tmp_path, small(2), keep=2)
+    renamed = newest.rename(tmp_path / "step-000009")
+    with pytest.raises(CheckpointError, match=r"step-000009 as it was saved; found the checkpoint of step 2"):
+        store.load_latest(tmp_path)
+    assert store.load_latest(tmp_path, fallback=True)[0].step == 1
+    assert store.load(renamed.rename(tmp_path / "a-copy")).step == 2  # by its path
+
+
+def test_a_negated_view_comes_back_with_its_sign(tmp_path):
+    path = store.save(tmp_path, Checkpoint(1, {"model": {"w": torch._neg_view(torch.ones(3))}}, {}), keep=1)
+    assert store.load(path).tensors["model"]["w"].tolist() == [-1.0] * 3
+
+
 def test_a_format_of_the_future_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "VERSION", 2)
     path = store.save(tmp_path, small(1), keep=1)

@@ -122,6 +122,9 @@ def best(directory: Path, metric: str = "val_loss") -> Path | None:
 def load(path: Path, groups: Collection[str] | None = None) -> Checkpoint:
     """A checkpoint with the checksums of its files verified; all groups of tensors, or those named."""
     manifest = _read_manifest(path)
+    named = STEP_NAME.fullmatch(path.name)
+    if named and int(named[1]) != manifest["step"]:
+        raise _damage(path, f"the checkpoint of step {manifest['step']} under that name")
     for name in manifest["files"]:
         if groups is None or name == STATE_NAME or name.removesuffix(TENSOR_SUFFIX) in groups:
             _verify(path / name, manifest)
@@ -188,7 +191,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu").contiguous()
+        plain = tensor.detach().to("cpu").resolve_neg().contiguous()
         if plain.untyped_storage().data_ptr() in seen:
             plain = plain.clone(memory_format=torch.contiguous_format)
         seen.add(plain.untyped_storage().data_ptr())
