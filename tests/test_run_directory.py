@@ -159,11 +159,11 @@ def test_rewinding_drops_what_came_after_a_step_and_half_lines(run):
     run.append_metrics({"kind": "validation", "step": 3})
     run.append_metrics({"kind": "sample", "step": 3, "text": "of a validation that is to come again"})
     run.sync()
-    run.write_summary({"status": "interrupted"})
     run.close()
     for path in (run.metrics_path, run.log_path):
         with path.open("a") as file:
             file.write('{"step": 1')
+    run.write_summary({"status": "interrupted"})
 
     resumed = RunDirectory.open(run.path)
     resumed.lock()
@@ -207,7 +207,47 @@ def test_a_damaged_run_is_not_rewound_and_loses_nothing(run, name, damage):
     assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"} == before
 
 
+@pytest.mark.parametrize("damage", ["cut short", "a line lost", "lines exchanged", "emptied"])
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_metrics_that_lack_steps_are_not_gone_on_with(run, damage, has_ended):
+    for step in range(1, 6):
+        run.append_metrics({"kind": "train", "step": step})
+    if has_ended:
+        run.write_summary({"status": "interrupted"})
+    run.close()
+    lines = run.metrics_path.read_text().splitlines(keepends=True)
+    kept = {"cut short": lines[:2], "a line lost": [*lines[:1], *lines[2:]], "emptied": []}
+    run.metrics_path.write_text("".join(kept.get(damage, [*lines[:2], lines[3], lines[2], lines[4]])))
+    before = {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"}
+    resumed = RunDirectory.open(run.path)
+    resumed.lock()
+    with resumed, pytest.raises(CheckpointError, match=r"metrics\.jsonl"):
+        resumed.rewind(4, -1)
+    assert {path.name: path.read_bytes() for path in run.path.iterdir() if path.name != "lock"} == before
+    run.metrics_path.unlink()
+    run.summary_path.unlink(missing_ok=True)
+    resumed.lock()
+    with resumed:
+        resumed.rewind(4, -1)
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json", "samples.txt"])
+def test_a_run_that_was_changed_after_its_end_is_not_gone_on_with(run, name):
+    run.write_environment({"torch": "2"})
+    run.append_sample(0, "text")
+    run.write_summary({"status": "interrupted"})
+    run.close()
+    (run.path / name).write_text((run.path / name).read_text() + " ")
+    resumed = RunDirectory.open(run.path)
+    resumed.lock()
+    with resumed, pytest.raises(CheckpointError, match=rf"{name} as it was when the run ended"):
+        resumed.rewind(0, -1)
+    assert run.summary_path.exists()
+
+
 def test_a_sample_with_other_fields_is_rewound(run):
+    for step in (1, 2):
+        run.append_metrics({"kind": "train", "step": step})
     run.append_metrics({"kind": "sample", "step": 1, "text": "first \ud800", "seed": 3})
     run.append_metrics({"kind": "sample", "step": 2})
     run.append_log("step:" + "9" * 5000 + "/10")

@@ -163,6 +163,7 @@ def test_resume_drops_what_the_killed_process_wrote_after_its_checkpoint(tiny_da
     train(config, tmp_path, "run")
     expected = losses(tmp_path / "run")
     # As if killed after step 3: the newest checkpoint is that of step 2.
+    (tmp_path / "run" / "summary.json").unlink()
     for step in (4, 5):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:06d}")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -172,11 +172,18 @@ class RunDirectory(RunFiles):
 
     def rewound(self, step: int, validated_step: int) -> dict[Path, bytes]:
         """What `rewind` will write. Raises if a file is damaged, before anything is removed."""
+        for name in self.changed_since_the_end():
+            raise CheckpointError(
+                expected=f"{self.path / name} as it was when the run ended",
+                found="another content",
+                do=f"restore it from a backup, or remove {self.summary_path} to go on with it as it is",
+            )
         if self.environment_path.exists():
             self.read_environment()  # the next process will add to it
         last = {"validation": validated_step, "sample": validated_step, "warning": validated_step}
         lines = self.read_metrics().lines
         kept = [line["step"] <= last.get(line["kind"], step) for line in lines]
+        self._check_complete([line for line, keep in zip(lines, kept, strict=True) if keep], step)
         matches = [LOG_STEP.match(line) for line in whole_lines(self.log_path)[0]]
         samples = [
             _sample(line["step"], str(line.get("text", "")))
@@ -188,6 +195,22 @@ class RunDirectory(RunFiles):
             **_kept_lines(self.log_path, [m is None or int(m[1]) <= validated_step for m in matches]),
             self.samples_path: "".join(samples).encode(errors="backslashreplace"),
         }
+
+    def _check_complete(self, lines: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Refuse metrics that lack steps: they are on disk before a checkpoint of these steps is."""
+        if not self.metrics_path.exists():
+            return
+        steps = [line["step"] for line in lines if line["kind"] == "train"]
+        expected = [*range(step + 1 - len(steps), step + 1)] if steps or not step else [step]
+        if steps != expected:
+            at = next(
+                (n for n, (a, b) in enumerate(zip(steps, expected, strict=False)) if a != b), len(steps)
+            )
+            raise CheckpointError(
+                expected=f"a line for each step up to {step}, that of the checkpoint, in {self.metrics_path}",
+                found=f"step {steps[at]} out of order" if at < len(steps) else "none",
+                do="restore it from a backup, resume from an earlier checkpoint, or remove it to do without",
+            )
 
     def _replace(self, path: Path, content: bytes) -> None:
         with writing(path, CheckpointError):
