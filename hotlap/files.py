@@ -208,6 +208,18 @@ def lock(path: Path, when_held: Callable[[str], None]) -> FileIO:
                 return file
 
 
+@contextmanager
+def locked_beside(path: Path, when_held: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock for writing `path`: a hidden file beside it, which is removed afterwards."""
+    place = hidden(without_link(path), "lock")
+    make_directory(place.parent)
+    with lock(place, when_held):
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
+
+
 def _without_following(path: str, flags: int) -> int:
     """Open a file, but not through a symbolic link: whoever made the link would choose what is truncated."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import hotlap.inference.export
 from hotlap.errors import CheckpointError, ConfigError
-from hotlap.files import without_folders
+from hotlap.files import locked_beside, without_folders
 from hotlap.inference.export import export
 from hotlap.inference.load import load
 from tests.command import complaint
@@ -37,6 +37,16 @@ def test_the_command_says_what_it_did(capsys, tmp_path):
     assert str(target) in result.stdout
     names = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(path.name for path in target.iterdir()) == names
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_second_export_to_the_same_place_is_refused_while_the_first_writes(capsys, tmp_path):
+    target = tmp_path / "model"
+    words = ("export", str(trained_run()), str(target), "--device", "cpu")
+    with locked_beside(target, pytest.fail):
+        line = complaint(in_process(capsys, *words))
+    assert f"no other process that writes {target}; found process {os.getpid()};" in line
+    assert in_process(capsys, *words).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

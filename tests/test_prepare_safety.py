@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from hotlap.corpus import tokenizing
-from hotlap.corpus.prepare import ShardSettings, only_process, prepare
+from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import FilesSource
 from hotlap.data.manifest import Manifest, read_manifest
 from hotlap.data.stream import open_split
 from hotlap.errors import DataError
-from hotlap.files import atomic_directory
-from hotlap.progress import silent
+from hotlap.files import atomic_directory, locked_beside
 from tests.stories import SMALL, STORIES, documents_in, jsonl, shards_of, story
 
 
@@ -66,7 +65,7 @@ def test_a_finished_directory_is_of_use_where_nothing_can_be_written(tmp_path: P
     path = jsonl(tmp_path / "a.jsonl", STORIES)
     first = prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotlap.corpus.prepare.lock", None)
+        patch.setattr("hotlap.files.lock", None)
         assert prepare(FilesSource([path]), SMALL, tmp_path / "data" / "out") == first
 
 
@@ -96,7 +95,7 @@ def test_of_two_at_once_one_waits_and_finds_the_work_done(tmp_path: Path) -> Non
     def second() -> None:
         results.append(prepare(FilesSource([path]), SMALL, tmp_path / "out", say=said.append))
 
-    with only_process(tmp_path / "out", silent), atomic_directory(tmp_path / "out") as work:
+    with locked_beside(tmp_path / "out", pytest.fail), atomic_directory(tmp_path / "out") as work:
         waiting = threading.Thread(target=second)
         waiting.start()
         deadline = time.monotonic() + 30

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -41,7 +40,7 @@ from hotlap.data.manifest import (
 )
 from hotlap.data.shards import MAX_SHARD_TOKENS
 from hotlap.errors import ConfigError, DataError
-from hotlap.files import atomic_directory, hidden, lock, make_directory, without_link, writing
+from hotlap.files import atomic_directory, locked_beside, writing
 from hotlap.progress import ByteProgress, Say, silent
 
 Vocabulary = int | str  # the size of a vocabulary to train, AUTO or GPT2
@@ -140,7 +139,8 @@ def prepare(
 
     if (found := existing()) is not None:
         return found
-    with writing(directory), only_process(directory, say):
+    waiting = f"waiting for another process that is writing {directory}"
+    with writing(directory), locked_beside(directory, lambda _: say(waiting)):
         if (found := existing()) is not None:  # written by another process in the meantime
             return found
         with atomic_directory(directory) as work:
@@ -164,18 +164,6 @@ class OtherSettingsError(DataError):
             do="choose another directory with --out, or replace this one with --force",
         )
         self.names = list(differences)
-
-
-@contextmanager
-def only_process(directory: Path, say: Say) -> Iterator[None]:
-    """Hold the lock for writing `directory`; a process that finds it held waits."""
-    path = hidden(without_link(directory), "lock")
-    make_directory(path.parent)
-    with lock(path, lambda _: say(f"waiting for another process that is writing {directory}")):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def check_replaceable(directory: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from hotlap.corpus.tokenizer import TOKENIZER_FILE
 from hotlap.data.manifest import read_manifest
 from hotlap.errors import CheckpointError
-from hotlap.files import atomic_directory, file_sha256, without_folders, writing
+from hotlap.files import atomic_directory, file_sha256, locked_beside, without_folders, writing
 from hotlap.inference.load import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
 from hotlap.json_files import seal
 from hotlap.recipes.idea_files import SUFFIX
@@ -32,10 +32,19 @@ CHECKED_TOKENS = 512
 
 def export(loaded: LoadedModel, target: Path) -> None:
     """Write `target`, which must not exist."""
-    refuse_existing(target)
-    with writing(target, CheckpointError, also=(SafetensorError,)), atomic_directory(target) as work:
-        write_files(loaded, work)
-        check_equal(loaded, work)
+
+    def refuse(owner: str) -> NoReturn:
+        raise CheckpointError(
+            expected=f"no other process that writes {target}",
+            found=f"process {owner}" if owner else "one",
+            do="wait for it, or choose another directory",
+        )
+
+    with writing(target, CheckpointError, also=(SafetensorError,)), locked_beside(target, refuse):
+        refuse_existing(target)
+        with atomic_directory(target) as work:
+            write_files(loaded, work)
+            check_equal(loaded, work)
 
 
 def refuse_existing(target: Path) -> None:
