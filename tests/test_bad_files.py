@@ -82,6 +82,12 @@ def bad_files(directory: Path) -> Iterator[tuple[Path, str]]:
     columns = directory / "columns.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2], "body": ["a", "b"]}), columns)
     yield columns, r"a string column 'text' in .*found 'text' \(int64\), 'body' \(string\)"
+    no_text = directory / "no-text.parquet"
+    not_utf8 = pyarrow.StringArray.from_buffers(
+        1, pyarrow.array([0, 2], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"a\xa9")
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"text": not_utf8}), no_text)
+    yield no_text, r"a parquet file at .*no-text\.parquet; found 'utf-8' codec can't decode byte 0xa9"
     (directory / "nothing").mkdir()
     yield directory / "nothing", "found none in .*nothing"
 

@@ -59,6 +59,15 @@ def test_own_files_are_prepared_then_inspected(own_text: Path, capsys: pytest.Ca
     assert found["manifest"]["settings"]["field"] == "body"
 
 
+def test_data_without_a_validation_split_is_prepared_and_inspected(
+    own_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("data", "prepare", "mine.jsonl", "--field", "body", "--vocab", 270, "--val-fraction", "0")
+    assert hotlap(*words, "--out", "out") == 0
+    assert "\nval        none\n" in capsys.readouterr().out
+    assert hotlap("data", "inspect", "out") == 0
+
+
 def test_inspect_finds_damage_and_describes_bare_shards(
     own_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,7 @@ def parquet_rows(file: Input, field: str) -> Iterator[Row]:
             ):
                 for text in batch.column(0).to_pylist():
                     yield Row(text or "", 0)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             expected=f"a parquet file at {file.name}",
             found=str(error).splitlines()[0][:200],
