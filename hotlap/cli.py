@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hotlap import __version__
-from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError
+from hotlap.errors import INTERRUPTED, USER_MISTAKE, ConfigError, HotlapError, memory_errors
 from hotlap.settings import nearest
 from hotlap.suggestions import is_setting, unknown_option
 from hotlap.terminal import printable
@@ -151,7 +151,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
-        with sharing_cores():
+        with memory_errors(), sharing_cores():
             code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except HotlapError as mistake:

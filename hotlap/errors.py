@@ -4,6 +4,11 @@ The command line prints a `HotlapError` on one line and exits with code 2. Any o
 keeps its traceback. Raise these errors as early as possible: at construction, before any work starts.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 # Exit codes.
 BUG = 1  # Python's own, after a traceback
 USER_MISTAKE = 2
@@ -72,3 +77,23 @@ class RaceError(HotlapError):
 
 class ReportError(HotlapError):
     """A run directory or a set of runs that cannot be reported on."""
+
+
+# What torch and Python say when the system gives no more memory, by whatever class of error.
+NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "can't start new thread")
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn the many errors of too little memory into one line for the user."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        said = " ".join(str(error).split())
+        if not isinstance(error, MemoryError) and not any(words in said for words in NO_MEMORY):
+            raise
+        raise DeviceError(
+            expected="enough memory for this command",
+            found=said or "none left",
+            do="free some, raise its limit, or use a smaller --size, vocabulary or batch.micro_sequences",
+        ) from error

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -563,7 +564,8 @@ class GoneReader(io.StringIO):
     "error, code, said",
     [
         (RuntimeError("connection closed by peer"), 1, "RuntimeError: connection closed by peer"),
-        (MemoryError(), 1, "MemoryError"),
+        (ArithmeticError(), 1, "ArithmeticError"),
+        (MemoryError(), 2, "or use a smaller --size, vocabulary or batch.micro_sequences"),
         (KeyboardInterrupt(), 130, ""),
         (ConfigError(expected="a", found="b", do="c"), 2, "hotlap: expected a; found b; c"),
     ],
@@ -576,6 +578,7 @@ def test_a_rank_leaves_at_once_whatever_ends_it(tiny_data, tmp_path, monkeypatch
     monkeypatch.delenv("HOTLAP_FAILURE_FILE", raising=False)
     monkeypatch.setattr("hotlap.commands.train.train_here", fail)
     monkeypatch.setattr("os._exit", sys.exit)
+    monkeypatch.setattr("hotlap.distributed.leaving._leaving", threading.Lock())  # this process stays
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=f"^{code}$"):
         dispatch(["train", "softcap", "--size", "pico", "--data.source", str(tiny_data)])

@@ -32,7 +32,7 @@ from hotlap.commands.resume import (
     resumed_config,
 )
 from hotlap.config import Config
-from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError
+from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError, memory_errors
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
@@ -247,7 +247,8 @@ def exit_code(work: Callable[[], int]) -> int:
     from hotlap.distributed.leaving import leave_with
 
     try:
-        return work()
+        with memory_errors():
+            return work()
     except HotlapError as mistake:
         leave_with(mistake)
     except KeyboardInterrupt:
