@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: lap lint test test-all bench recipes-table setup triton ray clean
+.PHONY: lap lint test test-all bench campaign recipes-table setup triton ray clean
 
 # What a lap needs, at the versions in the first part of constraints.txt: pip has nothing to resolve. Where torch
 # comes with CUDA it needs more, which `pip check` finds. Python compiles what it imports, pip need not all.
@@ -53,6 +53,12 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m ''
+
+# Hours; stopped, it goes on when called again. CAMPAIGN: options of `python -m campaign`, such as --share 0.1.
+CAMPAIGN ?= --write
+
+campaign: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m campaign $(CAMPAIGN)
 
 bench: .venv/.bench-ready
 	$(BIN)/python -m bench --write
