@@ -1,6 +1,8 @@
 """SwiGLU in place of ReLU²: a gated MLP with as many weights as the one it replaces.
 
 https://arxiv.org/abs/2002.05202
+
+Raced against softcap at pico with 40 steps and 3 seeds: no evidence either way.
 """
 
 import torch.nn.functional as F

@@ -88,3 +88,13 @@ def test_times_of_fused_and_plain_parts_are_unfair(compare, kernels, unfair):
 
 def test_runs_of_other_numbers_of_steps_have_no_line(compare):
     assert compare(3.2, 0.1, steps=40)[0].equal_time is None
+
+
+def test_times_that_vary_too_much_are_not_called_equal(compare):
+    _, runs, _ = compare(3.2, 0.12)
+    for seed, run in enumerate(runs["mine"]):
+        run.train["train_s"][:] *= 1 + 3 * (seed == 4)
+        run.validation["train_s"][:] *= 1 + 3 * (seed == 4)
+    row = analyze(runs).rows[1]
+    assert row.equal_time.outcome == "helps"
+    assert "the times vary too much" in row.equal_time.words

@@ -62,8 +62,10 @@ def compare_at_equal_time(
     before, after = (float(pace.mean()) for pace in paces)
     slower = after / before - 1
     outcome: TimeOutcome
-    if abs(slower) < SMALLEST_DIFFERENCE or _is_noise(*paces):
+    if abs(slower) < SMALLEST_DIFFERENCE:
         outcome, why = verdict.outcome, "as at equal steps, it is as fast"
+    elif _is_noise(*paces):
+        outcome, why = verdict.outcome, "as at equal steps; the times vary too much to be told apart"
     elif verdict.outcome == ("hurts" if slower > 0 else "helps"):
         outcome, why = verdict.outcome, f"as at equal steps, and it is {'slower' if slower > 0 else 'faster'}"
     else:
