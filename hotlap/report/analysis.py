@@ -19,6 +19,7 @@ from hotlap.files import without_folders
 from hotlap.json_files import finite
 from hotlap.report import stats
 from hotlap.report.equal_time import EqualTime, compare_at_equal_time
+from hotlap.report.kernel_notes import kernel_notes
 from hotlap.report.machines import machine_notes, machine_of
 from hotlap.report.stats import Summary, Waits
 from hotlap.report.verdict import Metric, Verdict, judge, judge_waits
@@ -270,7 +271,11 @@ def _verdicts(
 
 
 def _notes(runs_by_label: RunsByLabel) -> list[str]:
-    notes = [*_notes_on_code(runs_by_label), *machine_notes(runs_by_label)]
+    notes = [
+        *_notes_on_code(runs_by_label),
+        *kernel_notes(runs_by_label),
+        *machine_notes(runs_by_label),
+    ]
     for label, runs in runs_by_label.items():
         for status in ("running", "interrupted", "diverged"):
             names = [run.name for run in runs if run.status == status]

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from hotlap.report import stats
+from hotlap.report.kernel_notes import PLAIN, kernels_of
 from hotlap.report.machines import machine_of
 from hotlap.report.stats import ALPHA
 from hotlap.report.verdict import Metric, Outcome, Verdict, judge
@@ -122,8 +123,8 @@ def _step_s(run: Run) -> float:
 
 def _plain_only_in(runs: Sequence[Run], others: Sequence[Run], label: str) -> list[str]:
     """What runs plain in `runs` for want of a kernel, and not in `others`, of which parts are fused."""
-    here, there = _kernels(runs[0]), _kernels(others[0])
-    if all(value.startswith("plain") for value in there.values()):
+    here, there = kernels_of(runs[0].environment), kernels_of(others[0].environment)
+    if all(value.startswith(PLAIN) for value in there.values()):
         return []
     here, there = _plain_parts(here), _plain_parts(there)
     return [f"{kind} of {label} is plain ({why})" for kind, why in here.items() if kind not in there]
@@ -132,12 +133,7 @@ def _plain_only_in(runs: Sequence[Run], others: Sequence[Run], label: str) -> li
 def _plain_parts(kernels: Mapping[str, str]) -> dict[str, str]:
     """{kind of part: why it is plain}, without the layers."""
     return {
-        name.partition(" of ")[0]: value.removeprefix("plain: ")
+        name.partition(" of ")[0]: value.removeprefix(PLAIN)
         for name, value in kernels.items()
-        if value.startswith("plain: ") and AS_FAST_IN_TORCH not in value
+        if value.startswith(PLAIN) and AS_FAST_IN_TORCH not in value
     }
-
-
-def _kernels(run: Run) -> dict[str, str]:
-    kernels = run.environment.get("kernels")
-    return {str(k): str(v) for k, v in kernels.items()} if isinstance(kernels, Mapping) else {}
