@@ -29,7 +29,7 @@ from hotlap.config import Config
 from hotlap.corpus.corpora import find_corpus
 from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.sources import TextsSource
-from hotlap.corpus.tokenizing import is_validation
+from hotlap.corpus.splits import is_validation
 from hotlap.files import cache_directory
 from hotlap.hardware import select_precision, tune_malloc, usable_cores
 from hotlap.model import build_model

@@ -229,7 +229,7 @@ def test_a_race_goes_on_when_called_again_also_beside_a_run_that_diverges(tiny_d
         (["race", "softcap", "--size", "pcio"], "did you mean `pico`"),
         (["race", "softcap", "--seeds", "1", "--size", "pico"], "--seeds of 2"),
         (["race", "softcap:nope=1", "--size", "pico"], "`nope`"),
-        (["race", "softcap", "--nope", "1", "--size", "pico"], "`nope`"),
+        (["race", "softcap", "--nope", "1", "--size", "pico"], "`--nope`"),
         (["race", "softcap", "--size", "pico", "--budget", "soon"], "--budget"),
         (["race", "softcap", "--size", "pico", "--budget", "0m"], "--budget"),
         (["race", "softcap", "--size", "pico", "--name", "../race"], "a run name"),

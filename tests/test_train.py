@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from hotlap.errors import CheckpointError, ConfigError, DataError, DivergenceErr
 from hotlap.files import cache_directory
 from hotlap.inference.generate import sample_text
 from hotlap.kernels import choose_backend
+from hotlap.model import Parts
 from hotlap.model.layers import Matrix
 from hotlap.recipes import RECIPES, resolve
 from hotlap.runs import checkpoint as store
@@ -117,7 +119,7 @@ class SwiGLU(nn.Module):
 
 @needs_kernels
 def test_a_foreign_mlp_trains_at_nano_with_everything_else_fused(tiny_data, tmp_path, monkeypatch):
-    monkeypatch.setattr("hotlap.model.block.MLP", SwiGLU)
+    monkeypatch.setattr("hotlap.train.ideas.Parts", partial(Parts, mlp=SwiGLU))
     data = {"data.source": str(tiny_data), "model.vocab_size": 512, "evaluation.tokens": 2048}
     quick = {"schedule.steps": 3, "schedule.warmup_steps": 0, "evaluation.every_steps": 3}
     config = updated(resolve("softcap", "nano"), {**data, **quick, "runtime.precision": "float32"})

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -311,6 +312,7 @@ def test_an_environment_that_torchrun_did_not_make_gets_one_line(
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("os._exit", sys.exit)  # a rank leaves at once
+    monkeypatch.setattr("hotlap.distributed.leaving._leaving", threading.Lock())  # and only once
     assert found in complaint(hotlap_here(*command(tiny_data, 2), cwd=tmp_path))
 
 
@@ -506,6 +508,7 @@ def test_a_restart_of_a_job_without_a_name_goes_on_with_what_was_started_since(t
     assert "is over" in again.stdout
     # Without a checkpoint it starts over: the settings are taken, the lines of the first attempt are not.
     shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
     dry = restart(run, monkeypatch, capsys, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     options = RunOptions(run.parent, run.name, starts_over=True)

@@ -294,6 +294,8 @@ def from_json(data: Any, place: str) -> Plan:
         for entry in entries:
             if not entry.label.isprintable() or len(entry.label) > MAX_LABEL:
                 raise ValueError(f"the label {entry.label[:80]!r}")
+            if not (isinstance(entry.spec, str) and re.fullmatch("[0-9a-f]*", entry.commit)):
+                raise ValueError("a spec that is no text, or a commit that is no hash")
     except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
         raise RaceError(
             expected=f"the plan of a race in {place}",

@@ -106,7 +106,7 @@ def verdict_lines(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"{METRICS[statistics['metric']].name}, each against {first['label']}:")
         for row in others:
             lines.append(f"  {row['label']}: {row['verdict']['words']}")
-            if row["equal_time"]:
+            if row.get("equal_time"):  # results of earlier versions have none
                 lines.append(f"  {row['label']}, at equal time: {row['equal_time']['words']}")
     if statistics["target"]:
         value = statistics["target"]["value"]
