@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from bench.peak import sgemm_peak_flops
-from hotlap.corpus.catalogue import ensure_prepared
+from hotlap.corpus.catalog import ensure_prepared
 from hotlap.data.stream import TokenStream, open_split
 from hotlap.hardware import tune_malloc, usable_cores
 from hotlap.recipes import resolve

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hotlap.corpus.catalogue import ensure_prepared
+from hotlap.corpus.catalog import ensure_prepared
 from hotlap.recipes import resolve
 
 COMMAND = "train softcap --size nano --steps 3 --evaluation.every-steps 0 --evaluation.tokens 1024 --name run"

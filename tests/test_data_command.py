@@ -89,7 +89,7 @@ def test_inspect_finds_damage_and_describes_bare_shards(
     assert "not verified" in shown
 
 
-def test_the_list_names_every_corpus_with_its_licence(
+def test_the_list_names_every_corpus_with_its_license(
     own_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hotlap("data", "list") == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotlap.corpus import hub
-from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
+from hotlap.corpus.catalog import ensure_prepared, prepared_directory
 from hotlap.corpus.hub import HUB_CORPORA, HubSource
 from hotlap.corpus.prepare import ShardSettings, prepare
 from hotlap.corpus.tokenizer import Tokenizer, train_tokenizer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hotlap.corpus import pieces as pieces_module
 from hotlap.corpus import sources, tokenizer, tokenizing
-from hotlap.corpus.catalogue import ensure_prepared, prepared_directory
+from hotlap.corpus.catalog import ensure_prepared, prepared_directory
 from hotlap.corpus.corpora import CORPORA
 from hotlap.corpus.decoding import Tally
 from hotlap.corpus.pieces import split_documents

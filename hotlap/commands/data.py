@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_prepare(args: argparse.Namespace) -> None:
-    from hotlap.corpus.catalogue import NAMES
+    from hotlap.corpus.catalog import NAMES
     from hotlap.corpus.inspect import split_line, summarize
     from hotlap.corpus.prepare import prepare
     from hotlap.data.shards import SPLITS
@@ -106,7 +106,7 @@ def run_prepare(args: argparse.Namespace) -> None:
 
 
 def _named_corpus(name: str, args: argparse.Namespace) -> tuple[Source | HubSource, ShardSettings, Path]:
-    from hotlap.corpus.catalogue import corpus_source, prepared_directory
+    from hotlap.corpus.catalog import corpus_source, prepared_directory
     from hotlap.corpus.hub import HUB_CORPORA
     from hotlap.corpus.tokenizer import GPT2
 
@@ -125,7 +125,7 @@ def _named_corpus(name: str, args: argparse.Namespace) -> tuple[Source | HubSour
 
 
 def _own_files(args: argparse.Namespace) -> tuple[Source | HubSource, ShardSettings, Path]:
-    from hotlap.corpus.catalogue import NAMES
+    from hotlap.corpus.catalog import NAMES
     from hotlap.corpus.prepare import AUTO
     from hotlap.corpus.sources import FilesSource
 
@@ -206,7 +206,7 @@ def run_inspect(args: argparse.Namespace) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    from hotlap.corpus.catalogue import entries
+    from hotlap.corpus.catalog import entries
 
     listed = entries()
     if args.json:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hotlap.config import Config
-from hotlap.corpus.catalogue import NAMES, ensure_prepared, prepared_directory
+from hotlap.corpus.catalog import NAMES, ensure_prepared, prepared_directory
 from hotlap.errors import DataError
 from hotlap.progress import Say
 

@@ -43,21 +43,21 @@ class HubCorpus:
             yield "train", f"{self.file_prefix}_train_{index:06d}.bin"
 
 
-FINEWEB_LICENCE = "ODC-By 1.0, and Common Crawl's terms of use"
+FINEWEB_LICENSE = "ODC-By 1.0, and Common Crawl's terms of use"
 HUB_CORPORA = {
     corpus.name: corpus
     for corpus in (
         HubCorpus(
             name="fineweb",
             summary="FineWeb, 10 B tokens of web text, GPT-2 tokens",
-            licence=FINEWEB_LICENCE,
+            licence=FINEWEB_LICENSE,
             repository="kjj0/fineweb10B-gpt2",
             file_prefix="fineweb",
         ),
         HubCorpus(
             name="fineweb-edu",
             summary="FineWeb-Edu, 10 B tokens of educational web text, GPT-2 tokens",
-            licence=FINEWEB_LICENCE,
+            licence=FINEWEB_LICENSE,
             repository="kjj0/finewebedu10B-gpt2",
             file_prefix="finewebedu",
         ),

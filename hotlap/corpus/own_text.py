@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from hotlap.corpus.catalogue import NAMES
+from hotlap.corpus.catalog import NAMES
 from hotlap.corpus.prepare import AUTO, ShardSettings, Vocabulary, prepare
 from hotlap.corpus.sources import FilesSource
 from hotlap.data.manifest import MANIFEST_NAME, UNFINISHED_NAME
