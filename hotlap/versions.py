@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import hotlap
 from hotlap.errors import ConfigError
-from hotlap.files import cache_directory, lock, make_directory
+from hotlap.files import atomic_directory, cache_directory, locked_beside
 from hotlap.recipes.idea_files import SUFFIX
 
 ROOT = Path(hotlap.__file__).parents[1]
@@ -54,14 +54,16 @@ def commit_of(version: str) -> str:
 def worktree_of(commit: str) -> Path:
     """The directory of a commit's own worktree, which is made if need be."""
     path = cache_directory() / "versions" / commit
-    if (path / "hotlap").is_dir():
+    if path.is_dir():
         return path
-    make_directory(path.parent)
-    with lock(path.with_name(f"{commit}.lock"), lambda _: None):
-        if not (path / "hotlap").is_dir():
+    with locked_beside(path, lambda _: None):
+        if not path.is_dir():
             try:
                 _git("worktree", "prune")
-                _git("worktree", "add", "--force", "--detach", str(path), commit)
+                # A checkout that was killed halfway has another name, and is never imported.
+                with atomic_directory(path) as work:
+                    _git("worktree", "add", "--force", "--detach", str(work), commit)
+                _git("worktree", "repair", str(path))
             except subprocess.CalledProcessError as error:
                 raise ConfigError(
                     expected=f"a worktree of {commit[:12]} at {path}",

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,32 @@ def test_versions_of_one_recipe_get_the_same_seeds_and_their_own_worktrees(check
     assert plan.words(plan.rounds()[0][0], tmp_path)[0] == f"softcap@{git('rev-parse', 'main', cwd=checkout)}"
     with pytest.raises(ConfigError, match="found `nowhere`"):
         make_plan(["softcap@nowhere"], "pico", 2, {})
+
+
+KILLED_HALFWAY = """
+import os, pathlib, sys
+from hotlap import versions
+
+def halfway(*words):
+    if words[:2] == ("worktree", "add"):
+        (pathlib.Path(words[-2]) / "hotlap").mkdir(parents=True)
+        os._exit(9)
+
+versions.ROOT, versions._git = pathlib.Path(sys.argv[1]), halfway
+versions.worktree_of(sys.argv[2])
+"""
+
+
+@needs_git
+def test_a_checkout_that_was_killed_halfway_is_made_again(checkout, monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "ROOT", checkout)
+    monkeypatch.setenv("HOTLAP_CACHE", str(tmp_path / "cache"))
+    commit = versions.commit_of("halved")
+    killed = subprocess.run([sys.executable, "-c", KILLED_HALFWAY, str(checkout), commit], check=False)
+    assert killed.returncode == 9
+    found = versions.worktree_of(commit)
+    assert "hidden * hidden * 0.5" in (found / "hotlap" / "model" / "mlp.py").read_text()
+    assert git("rev-parse", "HEAD", cwd=found) == commit
 
 
 @needs_git
