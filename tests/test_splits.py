@@ -6,6 +6,7 @@ import itertools
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from hotlap.corpus.pieces import Piece
 from hotlap.corpus.prepare import AUTO, ShardSettings, prepare
 from hotlap.corpus.sources import FilesSource
-from hotlap.corpus.splits import Tail, find_tail, is_validation, rule_for_each
-from hotlap.corpus.survey import normalized
+from hotlap.corpus.splits import Chosen, Tail, find_tail, is_validation, rule_for_each
+from hotlap.corpus.survey import Survey, normalized
 from hotlap.errors import DataError
 from tests.stories import SMALL, STORIES, documents_in, folder_of
 
@@ -156,3 +157,20 @@ def test_a_tail_in_a_later_document_gives_it_whole() -> None:
     tail = Tail(1, 0, 2)
     pieces = [Piece("a", True), Piece("b", False), Piece("c", True), Piece("d", True)]
     assert [split for split, _ in tail.assign(pieces)] == ["train", "train", "val", "val"]
+
+
+def test_a_file_that_grows_between_the_passes_is_refused() -> None:
+    chosen = Chosen(np.array([False, True]))
+    pieces = [Piece(text, True) for text in "abc"]
+    assert list(chosen.assign(pieces[:2])) == [("train", pieces[0]), ("val", pieces[1])]
+    with pytest.raises(DataError, match=r"expected 2 documents, .* has changed since"):
+        list(chosen.assign(pieces))
+
+
+def test_a_document_of_many_gigabytes_has_its_whole_size() -> None:
+    survey = Survey()
+    start = survey.mark()
+    survey.add("a", begins_document=True)
+    survey._size += 2**33  # instead of reading that much
+    survey.end_file("big.txt", ".txt", None, start)
+    assert survey.text_bytes == int(survey.document_bytes().sum()) == 2**33 + 1

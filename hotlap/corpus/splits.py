@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hotlap.corpus.pieces import Piece
 from hotlap.corpus.survey import Survey
+from hotlap.errors import DataError
 
 # Whole documents are used if they have this much text, or half of the share that they should have.
 ENOUGH_BYTES = 2000
@@ -73,6 +74,12 @@ class Chosen:
         index = -1
         for piece in pieces:
             index += piece.begins_document
+            if index == len(self.for_validation):
+                raise DataError(
+                    expected=f"{index:,} documents, as when the files were looked at",
+                    found="more: a file has changed since",
+                    do="repeat the command when nothing writes to them",
+                )
             yield "val" if self.for_validation[index] else "train", piece
 
 
