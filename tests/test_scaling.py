@@ -65,6 +65,12 @@ def test_where_a_fading_effect_would_cross_zero():
     assert "if the line" not in inside
 
 
+def test_a_line_that_hardly_fades_crosses_zero_nowhere():
+    of = rungs([-0.1, -0.09995, -0.0999], error=1e-6)
+    assert fit(of).crossing == math.inf
+    assert "would cross zero at no size that could be trained" in sentence(of, fit(of), "nats", SIZES)
+
+
 def test_sizes_that_scatter_more_than_their_seeds_explain_widen_the_interval():
     smooth, rough = fit(rungs([-0.03, -0.02, -0.01])), fit(rungs([-0.03, -0.01, -0.01]))
     assert rough.misfit > 1 >= smooth.misfit

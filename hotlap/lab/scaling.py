@@ -7,6 +7,7 @@ and the words are chosen so that they say no more than the intervals do.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -80,9 +81,14 @@ def fit(rungs: Sequence[Rung]) -> Scaling | None:
         slope_interval=slope_interval,
         misfit=misfit,
         freedom=freedom,
-        crossing=10 ** (middle - at_middle / slope) if course == "fades" else None,
+        crossing=_flops_at(middle - at_middle / slope) if course == "fades" else None,
         course=course,
     )
+
+
+def _flops_at(log10: float) -> float:
+    """Infinite where a line that hardly fades would cross zero beyond what a float holds."""
+    return 10**log10 if log10 < sys.float_info.max_10_exp else math.inf
 
 
 def _course(
@@ -132,6 +138,8 @@ def sentence(rungs: Sequence[Rung], scaling: Scaling | None, unit: str, sizes: M
 
 
 def _place(flops: float, sizes: Mapping[str, float]) -> str:
+    if math.isinf(flops):
+        return "at no size that could be trained"
     at = f"at {flops:.1e} FLOPs"
     ordered = sorted(sizes.items(), key=lambda item: item[1])
     below = [name for name, of_size in ordered if of_size <= flops]
