@@ -128,7 +128,6 @@ def _tries_table(tries: Sequence[Try]) -> str:
     if not tries:
         return "<p>No gates yet: <code>hotlap race BASE IDEA --gate</code>.</p>"
     table = [_cells(one, row) for one, row in zip(tries, rows(tries), strict=True)]
-    table = [_cells(one, row) for one, row in zip(tries, rows(tries), strict=True)]
     return sortable_table("Tries", headers(), table)
 
 
