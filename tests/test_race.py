@@ -256,8 +256,9 @@ def wait_until(condition, process) -> None:
 @pytest.mark.parametrize("left_behind", [False, True], ids=["with its run", "the race alone"])
 def test_a_killed_race_goes_on_and_repeats_nothing(tiny_data, tmp_path, left_behind):
     words = race_command(
-        *(tiny_data, 30, "race", "softcap", "unet-value-embeds", "--cooldown-steps", "0"),
-        *("--cooldown-fraction", "0.4", "--checkpoint.every-steps", "5", "--name", "race"),
+        *(tiny_data, 12, "race", "softcap", "unet-value-embeds", "--seeds", "2", "--name", "race"),
+        *("--batch.tokens-per-step", "512", "--cooldown-steps", "0", "--cooldown-fraction", "0.4"),
+        *("--checkpoint.every-steps", "2"),
     )
     race = tmp_path / "runs" / "race"
     process = start_command(words, tmp_path)
@@ -272,7 +273,7 @@ def test_a_killed_race_goes_on_and_repeats_nothing(tiny_data, tmp_path, left_beh
     assert set(before) == {"softcap-seed0", "unet-value-embeds-seed0", "softcap-seed1"}
     result = finish(words, tmp_path)
     after = written(race)
-    assert len(after) == 6
+    assert len(after) == 4
     assert {name: after[name] for name in before} == before
     expected = "waiting for the run" if left_behind else "unet-value-embeds, seed 1: resumes from its last"
     assert expected in result.stderr
