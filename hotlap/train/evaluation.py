@@ -101,7 +101,7 @@ def total_nats(batch_loss: BatchLoss, batches: ValidationBatches, map_batches: M
     of_sequences = torch.zeros(batches.num_sequences, dtype=torch.float64)
     own: Tensor | None = None
     for number, nats in enumerate(map_batches(loss_of, batches)):
-        # Into one tensor: many small ones would keep the memory between them from being used again.
+        # Into one tensor, so that no list of scalars lives as long as the validation.
         own = nats.new_empty(len(batches)) if own is None else own
         own[number] = nats
     if own is not None:
