@@ -129,7 +129,7 @@ def test_a_bad_file_that_is_named_is_an_error_unless_it_may_be_skipped(tmp_path:
     folder = folder_of(tmp_path / "in", STORIES)
     (tmp_path / "empty.txt").touch()
     paths = [folder, tmp_path / "empty.txt"]
-    with pytest.raises(DataError, match="--skip-bad-files"):
+    with pytest.raises(DataError, match="--skip-bad-files to `hotlap data prepare`"):
         prepare(FilesSource(paths), SMALL, tmp_path / "out")
     manifest = prepare(FilesSource(paths, skip_bad_files=True), SMALL, tmp_path / "out")
     assert manifest.counters == {"bad_files_skipped": 1}

@@ -59,7 +59,7 @@ def _damaged(kind: str, name: str, found: str) -> DataError:
     return DataError(
         expected=f"{kind} at {name}",
         found=" ".join(found.split())[:200],
-        do="copy or create it again, remove it or pass --skip-bad-files",
+        do="copy or create it again, remove it or pass --skip-bad-files to `hotlap data prepare`",
     )
 
 
@@ -156,7 +156,7 @@ def _pages(stream: BinaryIO, name: str) -> Iterator[str]:
         raise DataError(
             expected=f"pypdf, to read {name}",
             found="a PDF, which only pypdf reads: `pip install pypdf`",
-            do="install it, remove the file or pass --skip-bad-files",
+            do="install it, remove the file or pass --skip-bad-files to `hotlap data prepare`",
         ) from error
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it repairs most damage, and says so at length
     some = False

@@ -105,7 +105,9 @@ def find_encoding(
     start = stream.read(BLOCK_BYTES)
     if not start:
         raise DataError(
-            expected=f"text in {name}", found="an empty file", do="remove it or pass --skip-bad-files"
+            expected=f"text in {name}",
+            found="an empty file",
+            do="remove it or pass --skip-bad-files to `hotlap data prepare`",
         )
     for mark, codec in MARKS.items():
         if start.startswith(mark):
@@ -131,7 +133,7 @@ def find_encoding(
     raise DataError(
         expected=f"text in {name}, in UTF-8 or another encoding that can be found",
         found="bytes that are text in none",
-        do="give it with --encoding if you know it, remove the file or pass --skip-bad-files",
+        do="give `hotlap data prepare` its --encoding or --skip-bad-files, or remove the file",
     )
 
 
@@ -220,7 +222,7 @@ def _wide_encoding(start: bytes, name: str) -> Encoding:
         raise DataError(
             expected=f"text in {name}",
             found=f"binary data (a NUL byte at offset {probe.index(0)})",
-            do="convert it to text, remove it or pass --skip-bad-files",
+            do="convert it to text, remove it or pass --skip-bad-files to `hotlap data prepare`",
         )
     return Encoding(best, "by its NUL bytes")
 

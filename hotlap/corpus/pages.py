@@ -117,7 +117,7 @@ def text_of_page(blocks: Iterable[str], name: str) -> Iterator[str]:
         raise DataError(
             expected=f"a page of HTML at {name}",
             found=f"markup that cannot be read: {error}",
-            do="fix or remove it, or pass --skip-bad-files",
+            do="fix or remove it, or pass --skip-bad-files to `hotlap data prepare`",
         ) from error
     text = parser.take()
     if some or text:
