@@ -136,12 +136,15 @@ def test_baseline_runs_are_copied_from_an_earlier_gate_and_said_to_be(carry_out)
     assert second["runs"][0]["value"] == first["runs"][0]["value"]
 
 
-@pytest.mark.parametrize("fact", ["torch", "data", "code"])
+@pytest.mark.parametrize("fact", ["torch", "data", "validation", "code"])
 def test_baseline_runs_of_other_code_data_or_machines_are_trained_again(carry_out, tmp_path, fact):
     carry_out(question())
     for path in (tmp_path / question().default_name).glob("softcap-seed*/environment.json"):
         content = json.loads(path.read_text())
-        content[fact] = {"fingerprint": "other", "package": "other"} if fact != "torch" else "9.9"
+        if fact == "validation":
+            content["data"]["val_fingerprint"] = "other"
+        else:
+            content[fact] = {"fingerprint": "other", "package": "other"} if fact != "torch" else "9.9"
         path.write_text(json.dumps(content))
         (path.parent / "summary.json").write_text(json.dumps({"status": "finished"}))
     second, order, _ = carry_out(question(("softcap", "softcap:slow,optim.muon.lr=0.02")))

@@ -30,12 +30,13 @@ COPIED_FROM = "copied-from.txt"
 def identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The data, code and machine of a run."""
     code = environment.get("code")
+    data = environment.get("data") or {}
     return {
         "machine": {name: environment.get(name) for name in MACHINE},
         "code": {part: code.get(part) for part in CODE}
         if isinstance(code, dict)
         else environment.get("git_commit"),
-        "data": (environment.get("data") or {}).get("fingerprint"),
+        "data": [data.get(split) for split in ("fingerprint", "val_fingerprint")],
     }
 
 

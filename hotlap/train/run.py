@@ -46,7 +46,7 @@ from hotlap.train.idea_difference import described, difference_table
 from hotlap.train.ideas import Ideas
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
-from hotlap.train.snapshot import Snapshots, TrainingProgress, restore
+from hotlap.train.snapshot import Snapshots, TrainingProgress, fingerprint_of, restore
 from hotlap.train.start import check_same_start
 from hotlap.train.trend import Trend
 
@@ -255,6 +255,7 @@ def full_environment(lap: Lap) -> dict[str, Any]:
             "source": lap.config.data.source,
             "directory": without_home(str(lap.data.directory.resolve())),
             "fingerprint": lap.data.train.fingerprint,
+            "val_fingerprint": fingerprint_of(lap.data.val),
             "train_tokens": len(lap.data.train),
             "val_tokens": lap.data.validation.tokens if lap.data.validation else 0,
             "val_bytes": lap.data.val.text_bytes if lap.data.val else None,
