@@ -126,12 +126,15 @@ class RaceDirectory:
         starts = [start for round_ in plan.rounds() for start in round_]
         if all(self.is_over(start) for start in starts):
             return
+        code_of_entry: dict[str, str] = {}
         for start in starts:
             run, commit = self.run(start), start.entry.commit
-            package = worktree_of(commit) / PACKAGE.name if commit else PACKAGE
-            now = code_identity(start.entry.ideas, package)["fingerprint"]
             if not run.environment_path.exists():
                 continue
+            if start.entry.label not in code_of_entry:
+                package = worktree_of(commit) / PACKAGE.name if commit else PACKAGE
+                code_of_entry[start.entry.label] = code_identity(start.entry.ideas, package)["fingerprint"]
+            now = code_of_entry[start.entry.label]
             before = (run.read_environment().get("code") or {}).get("fingerprint", now)
             if before != now:
                 raise RaceError(
