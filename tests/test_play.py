@@ -18,7 +18,7 @@ from hotlap.inference.options import SampleOptions
 from hotlap.inference.session import Session
 from tests.trained_run import trained_run
 
-SECONDS = 60
+SECONDS = 120
 
 # Its Ctrl-C interrupts it only if the terminal is its own, and shells let background programs ignore that.
 PLAY = """
@@ -177,6 +177,7 @@ def terminal(tmp_path):
         one.close()
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_streams_ctrl_c_stops_the_text_only_and_history_comes_back(terminal):
     play = terminal("--tokens", "1000000", "--samples", "1000")  # which would take hours
     assert "step 3" in play.wait_for("> $")
