@@ -51,7 +51,7 @@ def test_what_is_no_text_is_refused() -> None:
         (b"", "an empty file"),
         (b"text\0text", r"a NUL byte at offset 4"),
         (bytes(range(256)) * 40, "binary data"),
-        (os.urandom(9000).replace(b"\0", b"a"), "bytes that are text in none; give `hotlap data prepare` its --encoding"),
+        (os.urandom(9000).replace(b"\0", b"a"), "text in none; give `hotlap data prepare` its --encoding"),
     ):
         with pytest.raises(DataError, match=message):
             find_encoding(io.BytesIO(data), "x")
