@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from hotlap.errors import ConfigError
 
@@ -47,16 +48,23 @@ class Change(NamedTuple):
     after: Any
 
 
-def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
+def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
     """All settings of a configuration class, depth first, in declaration order."""
+    return _settings_of(cast(Hashable, kind))
+
+
+@functools.cache  # a race resolves its recipes hundreds of times
+def _settings_of(kind: Any) -> tuple[Setting, ...]:
+    found: list[Setting] = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         annotation = hints[field.name]
         if dataclasses.is_dataclass(annotation):
             assert isinstance(annotation, type)
-            yield from settings_of(annotation, f"{prefix}{field.name}.")
+            found += (inner._replace(name=f"{field.name}.{inner.name}") for inner in settings_of(annotation))
         else:
-            yield Setting(prefix + field.name, annotation, field.metadata["doc"])
+            found.append(Setting(field.name, annotation, field.metadata["doc"]))
+    return tuple(found)
 
 
 def flatten(config: Any) -> dict[str, Any]:
