@@ -227,9 +227,12 @@ except Opened:
     ("device", "given", "settings"),
     [
         ("cuda", {}, "expandable_segments:True"),
-        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        pytest.param(
+            *("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+            marks=pytest.mark.slow,
+        ),
         ("cuda", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
-        ("cpu", {}, ""),
+        pytest.param("cpu", {}, "", marks=pytest.mark.slow),
     ],
 )
 def test_the_allocator_is_configured_before_cuda_is_opened_unless_the_user_did(device, given, settings):

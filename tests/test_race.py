@@ -199,6 +199,7 @@ def written(race: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in race.glob("*/summary.json")}
 
 
+@pytest.mark.slow
 def test_a_race_goes_on_when_called_again_also_beside_a_run_that_diverges(tiny_data, tmp_path):
     specs = ["softcap", "softcap:wild,optim.adam.head_lr=1e38"]
     words = race_command(tiny_data, 2, "race", *specs, "--seeds", "2", "--name", "race")

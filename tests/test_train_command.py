@@ -162,7 +162,11 @@ def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     "number, to, code",
-    [(signal.SIGINT, "launcher", 130), (signal.SIGTERM, "ranks", 143), (signal.SIGHUP, "launcher", 143)],
+    [
+        (signal.SIGINT, "launcher", 130),
+        (signal.SIGTERM, "ranks", 143),
+        pytest.param(signal.SIGHUP, "launcher", 143, marks=pytest.mark.slow),
+    ],
 )
 def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path, number, to, code):
     process = start(command(tiny_data, 400, "--name", "run", "--procs", "2"), tmp_path)
@@ -179,7 +183,10 @@ def test_several_processes_save_when_interrupted_as_one_does(tiny_data, tmp_path
     assert len(losses(tmp_path / "runs" / "run")) == step + 1
 
 
-@pytest.mark.parametrize("second, saves", [(signal.SIGINT, False), (signal.SIGTERM, True)])
+@pytest.mark.parametrize(
+    "second, saves",
+    [(signal.SIGINT, False), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow)],
+)
 def test_a_second_ctrl_c_ends_several_processes_at_once_and_a_second_sigterm_does_not(
     tiny_data, tmp_path, second, saves
 ):
@@ -216,17 +223,7 @@ def test_a_killed_rank_ends_the_job_with_a_clear_line_and_the_run_goes_on(tiny_d
     assert "rank" in err.splitlines()[-1]
     assert "SIGKILL" in err.splitlines()[-1]
     done = store.load_latest(tmp_path / "runs" / "run" / "checkpoints")[0].step
-    resumed = hotlap(
-        "train",
-        "--resume",
-        "runs/run",
-        "--steps",
-        str(done + 2),
-        "--allow-change",
-        "--procs",
-        "2",
-        cwd=tmp_path,
-    )
+    resumed = resume_here(tmp_path, "--steps", str(done + 2))
     assert resumed.returncode == 0, resumed.stderr
     assert len(losses(tmp_path / "runs" / "run")) == done + 2
 
