@@ -101,7 +101,7 @@ def test_a_foreign_host_name_that_points_here_is_refused(server):
 
 
 def test_connections_that_say_nothing_end_and_are_few(run, monkeypatch):
-    monkeypatch.setattr(LiveHandler, "timeout", 1.0)
+    monkeypatch.setattr(LiveHandler, "timeout", 0.2)
     with LiveServer(WatchedRun(run)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
