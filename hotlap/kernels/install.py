@@ -1,8 +1,9 @@
 """Decides, once per lap, which parts run as fused kernels, swaps them, and reports it.
 
 `install` gives blocks, loss and optimizers fused versions that share the parameters; without the call
-everything runs as the plain PyTorch that it is. Names, state dicts and checkpoints are the same either way.
-What it returns says of every part what runs it, and why a part was left plain.
+they run as the plain PyTorch that they are. Attention's kernel comes with its backend (`choose_backend`).
+Names, state dicts and checkpoints are the same either way. What `install` returns says of every part what
+runs it, and why a part was left plain.
 """
 
 from __future__ import annotations
