@@ -15,6 +15,7 @@ LEVELS = {
     "files": 0,
     "json_files": 0,
     "waiting": 0,
+    "extras": 0,
     "code_identity": 0,
     "gpus": 1,
     "settings": 1,

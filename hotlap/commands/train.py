@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 
 def configure(parser: Parser) -> None:
+    from hotlap.runs.trackers import TRACKERS
+
     parser.takes_settings = True
     parser.usage = "hotlap train RECIPE [options] [--SETTING VALUE …]"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="see `hotlap recipes`")
@@ -70,7 +72,13 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--allow-change", action="store_true", help="resume with other settings")
     parser.add_argument("--fallback", action="store_true", help="skip damaged checkpoints when resuming")
-    parser.add_argument("--log", action="append", default=[], help="also log to tensorboard or wandb")
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help=f"also log to {', '.join(TRACKERS)} (docs/tracking.md); may be repeated",
+    )
     parser.add_argument("--verbose", action="store_true", help="list every parameter with its optimizer")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the configuration and an estimate, and stop"
@@ -124,7 +132,9 @@ def train(args: argparse.Namespace) -> int:
         train_in_processes(args, config, point, console)
     from hotlap.train.run import RunOptions
 
-    options = RunOptions(root, name, sinks=args.log, starts_over=goes_on, ideas=ideas, verbose=args.verbose)
+    options = RunOptions(
+        root, name, trackers=args.log, starts_over=goes_on, ideas=ideas, verbose=args.verbose
+    )
     if point is not None:
         options = replace(
             options, resume_from=point.checkpoint, newest_step=point.newest_step, starts_over=False
@@ -213,7 +223,7 @@ def train_in_processes(
     from hotlap.distributed.leaving import leave_at_once
     from hotlap.distributed.process_group import check_slurm_tasks
     from hotlap.hardware import select_device
-    from hotlap.runs.sinks import check_sinks
+    from hotlap.runs.trackers import check_trackers
     from hotlap.train.run import check_ranks, check_reduction
 
     if args.procs < 1:
@@ -222,7 +232,7 @@ def train_in_processes(
     check_slurm_tasks(os.environ)
     check_ranks(config, args.procs)
     check_reduction(config, device, args.procs)
-    check_sinks(args.log)
+    check_trackers(args.log)
     # Before the ranks start: a download may take longer than they wait for each other.
     ensure_data(config, console.print)
     leave_at_once(exit_code(lambda: launch(args.procs, words_of_rank(args, point))))
@@ -265,9 +275,10 @@ def train_here(config: Config, options: RunOptions, console: Console) -> int:
     if result.directory is None:
         return 0
     if result.status == "interrupted":
+        logged = "".join(f" --log {name}" for name in options.trackers)
         console.print(
             f"stopped at step {result.summary['steps']} and saved; resume with:"
-            f" hotlap train --resume {result.directory.path}",
+            f" hotlap train --resume {result.directory.path}{logged}",
             soft_wrap=True,
         )
         return result.exit_code

@@ -6,23 +6,16 @@ Only the recorder of the main rank does anything.
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 
 from hotlap.live_line import LiveLine, TimeLeft, duration, fitted
 from hotlap.runs.directory import RunDirectory
+from hotlap.runs.trackers import Trackers
 
 # Seconds between lines if the output is not a terminal.
 PLAIN_LINE_SECONDS = 10.0
-
-
-class Sink(Protocol):
-    """Another destination of the metrics: TensorBoard, W&B."""
-
-    def write(self, record: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Recorder:
@@ -49,13 +42,13 @@ class Recorder:
 
 class MainRecorder(Recorder):
     def __init__(
-        self, run: RunDirectory, console: Console, steps: int, first_step: int, sinks: list[Sink]
+        self, run: RunDirectory, console: Console, steps: int, first_step: int, trackers: Trackers
     ) -> None:
         self.run = run
         self.console = console
         self.steps = steps
         self.first_step = first_step
-        self.sinks = sinks
+        self.trackers = trackers
         self._validation: dict[str, Any] | None = None  # the last one
         self._line_at = time.monotonic()
         self._time_left = TimeLeft(steps, first_step)
@@ -114,6 +107,12 @@ class MainRecorder(Recorder):
         self.run.append_log(f"step:{step}/{self.steps} {text}")
         self._print(text)
 
+    def complained(self, lines: list[str]) -> None:
+        """Of trackers that failed."""
+        for line in lines:
+            self.run.append_log(line)
+            self._print(line)
+
     def _print(self, line: str) -> None:
         if self._live is not None:
             self._live.hide()
@@ -122,8 +121,7 @@ class MainRecorder(Recorder):
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.hide()
-        for sink in self.sinks:
-            sink.close()
+        self.complained(self.trackers.close())
 
     def sampled(self, step: int, text: str) -> None:
         self.run.append_metrics({"kind": "sample", "step": step, "text": text})
@@ -131,5 +129,4 @@ class MainRecorder(Recorder):
 
     def _write(self, record: dict[str, Any]) -> None:
         self.run.append_metrics(record)
-        for sink in self.sinks:
-            sink.write(record)
+        self.complained(self.trackers.write(record))

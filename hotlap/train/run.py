@@ -30,7 +30,7 @@ from hotlap.recipes import IdeaFile
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.runs.recorder import MainRecorder, Recorder
-from hotlap.runs.sinks import check_sinks, open_sinks
+from hotlap.runs.trackers import Trackers, check_trackers
 from hotlap.settings import to_json
 from hotlap.train.clock import Clock, clock_for
 from hotlap.train.environment import describe_environment
@@ -60,7 +60,7 @@ class RunOptions:
     resume_from: store.Checkpoint | None = None
     # The step of the run's newest checkpoint when it was read; None: resume even if there are newer ones.
     newest_step: int | None = None
-    sinks: list[str] = field(default_factory=list)
+    trackers: list[str] = field(default_factory=list)
     starts_over: bool = False  # the run exists, but its last process left no checkpoint
     verbose: bool = False  # print the optimizer of every parameter
     ideas: tuple[IdeaFile, ...] = ()
@@ -81,7 +81,7 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
     place = read_environment(device.type, os.environ)
     check_ranks(config, place.world_size)
     check_reduction(config, device, place.world_size)
-    check_sinks(options.sinks)
+    check_trackers(options.trackers)
     set_up_process(config, place)
     with ExitStack() as stack:
         timeout = timedelta(minutes=config.runtime.timeout_minutes)
@@ -232,8 +232,12 @@ def open_recorder(
         resumed = {"kind": "resume", "step": progress.step, "world_size": lap.distributed.world_size}
         run_directory.append_metrics(resumed)
     steps = lap.config.schedule.steps
-    sinks = open_sinks(options.sinks, run_directory.path, to_json(lap.config))
-    return MainRecorder(run_directory, console, steps, progress.step, sinks)
+    trackers = Trackers()
+    recorder = MainRecorder(run_directory, console, steps, progress.step, trackers)
+    recorded = run_directory.read_metrics().lines if options.trackers else []
+    for name in dict.fromkeys(options.trackers):
+        recorder.complained(trackers.open(name, run_directory.path, to_json(lap.config), recorded))
+    return recorder
 
 
 def full_environment(lap: Lap) -> dict[str, Any]:
