@@ -26,6 +26,7 @@ COMMANDS = {
     "train": "train a recipe at a size",
     "new": "write an idea file to start from: a change of a recipe in code",
     "plan": "estimate memory, FLOPs, traffic, time and cost of a run on given GPUs",
+    "launch": "write the file that starts a run on Slurm, in a cloud or in a container",
     "race": "compare recipes over several seeds and test whether the difference is significant",
     "ablate": "undo a recipe's changes one at a time to measure each one's effect",
     "ladder": "compare at several sizes and fit how the effect changes with compute",

@@ -25,6 +25,7 @@ LEVELS = {
     "live_line": 2,
     "suggestions": 3,
     "recipes": 3,
+    "jobs": 3,
     "hardware": 3,
     "versions": 4,
     "attention": 3,
