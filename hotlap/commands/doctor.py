@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from hotlap import __version__
 from hotlap.cli import Parser
+from hotlap.extras import Extra, extras
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
@@ -35,14 +37,29 @@ def run(args: argparse.Namespace) -> int:
     console = make_console()
     facts = examine()
     if args.json:
-        console.print_json(json.dumps(facts))
+        named = {extra.name: extra.command if extra.missing else None for extra in extras()}
+        console.print_json(json.dumps({**facts, "extras": named}))
         return 0
     table = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _shown(value))
     console.print(table)
     console.print(verdict(facts), soft_wrap=True)
+    for line in extras_lines(extras()):
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
     return 0
+
+
+def extras_lines(found: Sequence[Extra]) -> list[str]:
+    """The extras that are there, and for each that is missing the command that adds it."""
+    there = [extra.name for extra in found if not extra.missing]
+    missing = [extra for extra in found if extra.missing]
+    lines = [f"\nextras that are installed: {', '.join(there) or 'none'}"]
+    if missing:
+        lines.append("missing, each with the command that adds it:")
+    for extra in missing:
+        lines += [f"  {extra.name}: {extra.purpose}", f"    {extra.command}"]
+    return lines
 
 
 def accept(args: argparse.Namespace) -> int:
