@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: lap lint test test-all bench campaign recipes-table setup triton ray clean
+.PHONY: lap lint test test-all bench campaign docs recipes-table setup triton ray clean
 
 # What a lap needs, at the versions in the first part of constraints.txt: pip has nothing to resolve. Where torch
 # comes with CUDA it needs more, which `pip check` finds. Python compiles what it imports, pip need not all.
@@ -54,6 +54,15 @@ test: lint
 test-all: lint
 	$(PYTEST) -m ''
 
+# The site, into site/. A warning is an error: a page that is missing, a link or a heading that is not there.
+docs: .venv/.docs-ready
+	$(BIN)/python docs/drawings/draw.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.venv/.docs-ready: .venv/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 # Hours; stopped, it goes on when called again. CAMPAIGN: options of `python -m campaign`, such as --share 0.1.
 CAMPAIGN ?= --write
 
@@ -74,4 +83,4 @@ recipes-table: .venv/.ready
 	$(BIN)/python -m bench.recipes_table $(RACE)
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .hypothesis
