@@ -22,6 +22,9 @@ from tests.training import command, start
 TRAIN = {"kind": "train", "step": 3, "loss": 2.5, "lr": 1.0, "grad_norm": None, "train_s": 0.1}
 
 
+STEPS = 120
+
+
 def needs(package: str):
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"the package {package} is not installed")
@@ -191,13 +194,14 @@ def kill_after(lines: int, words: list[str], folder: Path, env: dict[str, str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in TRACKERS])
 def test_across_a_kill_and_a_resume_it_has_what_the_metrics_have(tiny_data, tmp_path, name):
-    words = command(tiny_data, 300, "--name", "lap", "--checkpoint.every-steps", "25", "--log", name)
-    words += ["--evaluation.every-steps", "20", "--resume", "auto"]
+    words = command(tiny_data, STEPS, "--name", "lap", "--checkpoint.every-steps", "15", "--log", name)
+    words += ["--evaluation.every-steps", "25", "--resume", "auto"]
     env = settings_of_trackers(tmp_path)
-    kill_after(65, words, tmp_path, env)
-    kill_after(130, words, tmp_path, env)
+    kill_after(40, words, tmp_path, env)
+    kill_after(80, words, tmp_path, env)
     ended = hotlap(*words, cwd=tmp_path, env=env)
     assert ended.returncode == 0, ended.stderr
     assert "training goes on" not in ended.stdout
@@ -211,7 +215,7 @@ def test_across_a_kill_and_a_resume_it_has_what_the_metrics_have(tiny_data, tmp_
     assert recorded.keys() == expected.keys()
     # What was trained twice has the same losses, not the same times.
     timeless = {key: value for key, value in expected.items() if key[0] in TIMELESS}
-    assert len(timeless) > 4 * 300
+    assert len(timeless) > 4 * STEPS
     assert {key: recorded[key] for key in timeless} == pytest.approx(timeless)
 
 
