@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def commands_page() -> str:
     from hotlap.cli import COMMANDS as SUMMARIES
     from hotlap.cli import command_parser
 
+    os.environ["COLUMNS"] = "88"  # whatever the width of the terminal that builds the site
     parts = ["# Commands\n\nWhat `hotlap COMMAND --help` says of each, without the settings."]
     for command, summary in SUMMARIES.items():
         parser = command_parser(command)
