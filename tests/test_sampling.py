@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotlap.attention import plan_batch
 from hotlap.attention.dense import DenseBackend
-from hotlap.attention.mask import Mask, document_ids
+from hotlap.attention.mask import NO_TOKEN, Mask, document_ids
 from hotlap.attention.visibility import Visibility
 from hotlap.config import Config
 from hotlap.corpus.tokenizer import train_tokenizer
@@ -92,6 +92,33 @@ def test_cached_logits_equal_uncached_ones_beyond_the_window(
     cached = cached_logits(model, visibility, tokens, prompt_tokens)
     torch.testing.assert_close(cached, whole, rtol=0, atol=tolerance)
     assert whole.std(dim=0).mean() > 0.1  # they do depend on what was read
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe, changes", [*WINDOWED[:2], *WINDOWED[4:], ("adamw", {})])
+def test_a_row_is_the_same_bits_alone_and_among_others_that_come_and_go(recipe, changes, dtype):
+    config = tiny(recipe, **changes)
+    model = randomised(config, dtype)
+    visibility = Visibility.at_step(config, config.schedule.steps, END)
+    lengths = [1, 60, 120, 126, 200, 300]  # of the prompts; some reach the next group of slots
+    begins = [0, 2, 2, 5, 9, 0]  # the steps at which rows are started
+    together = Decoder(model, visibility, num_samples=len(lengths))
+    alone = [Decoder(model, visibility) for _ in lengths]
+    tokens = torch.randint(1, VOCABULARY, (20, len(lengths)), generator=torch.Generator().manual_seed(2))
+    for step in range(20):
+        if step == 12:  # a row ends, and another text takes its place
+            together.release(1)
+            begins[1], alone[1] = 14, Decoder(model, visibility)
+        for row, length in enumerate(lengths):
+            if step == begins[row]:
+                prompt = text_of(length, seed=step)
+                first = together.start(prompt, [row])
+                assert torch.equal(first, alone[row].start(prompt))
+        used = [row for row, begin in enumerate(begins) if step >= begin]
+        given = torch.tensor([tokens[step, row] if row in used else NO_TOKEN for row in range(len(lengths))])
+        found = together.step(given)
+        for row in used:
+            assert torch.equal(found[row], alone[row].step(given[row][None])[0]), (step, row)
 
 
 def test_uncached_logits_are_those_of_the_plain_mask():

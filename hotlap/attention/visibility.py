@@ -57,16 +57,16 @@ class Visibility:
         """The window in blocks if the unit is blocks, else in tokens."""
         return self.window_tokens // self.block_size if self.unit == "blocks" else self.window_tokens
 
-    def first_visible(self, position: int) -> int:
-        """First position in the window of a query, ignoring documents. May be negative."""
+    def first_visible(self, positions_S: Tensor) -> Tensor:
+        """First position in the window of each query, ignoring documents. May be negative."""
         if self.unit == "unlimited":
-            return 0
-        first_in_tokens = position - self.window_tokens + 1
+            return torch.zeros_like(positions_S)
+        first_in_tokens = positions_S - self.window_tokens + 1
         window_blocks = -(-self.window_tokens // self.block_size)
-        first_in_blocks = (position // self.block_size - window_blocks + 1) * self.block_size
+        first_in_blocks = (positions_S // self.block_size - window_blocks + 1) * self.block_size
         if self.unit == "tokens":
             return first_in_tokens
-        return first_in_blocks if self.unit == "blocks" else max(first_in_tokens, first_in_blocks)
+        return first_in_blocks if self.unit == "blocks" else torch.maximum(first_in_tokens, first_in_blocks)
 
     def mask(self, tokens_T: Tensor, chunk_tokens: int | None = None, window: Tensor | None = None) -> Mask:
         """The mask of a sequence. With `chunk_tokens`, every multiple of it starts a document.
