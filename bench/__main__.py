@@ -29,7 +29,7 @@ from hotlap.hardware import device_name, usable_cores
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PARTS = (
     *("step", "attention", "head", "head_traffic", "muon"),
-    *("loader", "scaling", "contention", "start", "lap"),
+    *("loader", "scaling", "contention", "start", "lap", "serving"),
 )
 LONG_PARTS = ("marks", "memory", "overlap", "fixed")  # not run by default; overlap needs root
 TITLE = """# Benchmarks
