@@ -33,6 +33,7 @@ COMMANDS = {
     "lab": "show what was tried: every gate, what helped, and at what cost",
     "sample": "generate text with a trained model",
     "play": "go on with what you type, at a prompt",
+    "serve": "serve models: a page to play with, and an OpenAI-compatible API",
     "eval": "evaluate a trained model on whole validation splits",
     "export": "export a trained model to a self-contained directory",
     "data": "prepare, inspect and list token data",

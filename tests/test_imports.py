@@ -37,6 +37,7 @@ LEVELS = {
     "runs": 5,
     "report": 6,
     "inference": 6,
+    "serve": 7,
     "distributed": 6,
     "train": 7,
     "race": 8,

@@ -50,8 +50,8 @@ def after_the_page(tiny_data, tmp_path_factory) -> Path:
         (texts / f"{number}.txt").write_text(README.read_text(encoding="utf-8")[number * 50 :])
     done = []
     for words in hotlap_lines():
-        # Elsewhere: test_acceptance.py, and test_play.py, with a terminal.
-        if words[0] in (*RACES, "play") or words[:2] == ["doctor", "--gpu"]:
+        # Elsewhere: test_acceptance.py, test_play.py, with a terminal, and test_serve.py.
+        if words[0] in (*RACES, "play", "serve") or words[:2] == ["doctor", "--gpu"]:
             continue
         if words[0] == "train" and "--dry-run" not in words:
             words = shorten(words, tiny_data)

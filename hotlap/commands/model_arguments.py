@@ -1,4 +1,4 @@
-"""The arguments of `sample`, `eval` and `export` that say which trained model to load, and where."""
+"""The arguments of `sample`, `eval`, `export` and `serve` that say which trained model to load, and where."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 def add_model_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run's directory, or an exported model's")
+    add_loading_arguments(parser)
+
+
+def add_loading_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--checkpoint",
         default="auto",

@@ -31,8 +31,10 @@ from hotlap.commands.resume import (
     over_line,
     resumed_config,
 )
+from hotlap.commands.serve import missing_packages
 from hotlap.config import Config
 from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError, memory_errors
+from hotlap.extras import installer
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
     describe_type,
@@ -299,7 +301,13 @@ def finish(result: Result, directory: RunDirectory, console: Console) -> None:
     write_report({run.name: [run]}, directory.report_path, run.name)
     console.print(f"report: {directory.report_path}", soft_wrap=True)
     if run.samples:
-        console.print(f"next: {own_name()} play {directory.path}", markup=False, soft_wrap=True)
+        console.print(next_steps(directory.path), markup=False, soft_wrap=True)
+
+
+def next_steps(run: Path) -> str:
+    name, missing = own_name(), missing_packages()
+    first = f"; first {installer()} {' '.join(missing)}" if missing else ""
+    return f"next: {name} play {run}, or in a browser {name} serve {run}{first}"
 
 
 def own_name() -> str:
