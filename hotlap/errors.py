@@ -55,6 +55,10 @@ class CheckpointError(HotlapError):
     """A checkpoint or run directory that is missing, damaged or incompatible."""
 
 
+class HubError(HotlapError):
+    """An upload that the Hugging Face hub did not take."""
+
+
 class TrainingError(HotlapError):
     """A run that cannot continue, for example because a rank died."""
 

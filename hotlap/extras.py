@@ -19,6 +19,7 @@ PURPOSES = {
     "png": "curves as a PNG file",
     "ray": "race on a Ray cluster (--on ray)",
     "serve": "a page and an OpenAI-compatible API for trained models (hotlap serve)",
+    "share": "models for transformers and llama.cpp (export --to)",
     "tensorboard": "follow a run in TensorBoard (--log tensorboard)",
     "trackio": "follow a run in trackio, without an account (--log trackio)",
     "wandb": "follow a run in Weights & Biases (--log wandb)",

@@ -93,11 +93,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(repository: str, files: dict[str, bytes]) -> Iterator[HubServer]:
-    with HubServer(repository, files) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with HubServer(repository, files) as server, running(server):
+        yield server
+
+
+@contextmanager
+def running(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Answer requests in a thread of its own until the block ends."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()

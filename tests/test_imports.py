@@ -38,6 +38,7 @@ LEVELS = {
     "report": 6,
     "inference": 6,
     "serve": 7,
+    "sharing": 7,
     "distributed": 6,
     "train": 7,
     "race": 8,

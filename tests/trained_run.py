@@ -35,20 +35,24 @@ def succeed(result: subprocess.CompletedProcess[str]) -> str:
 
 
 @functools.cache
-def trained_run() -> Path:
-    """`<temporary>/runs/lap`, beside the `data` that it was trained on; not to be changed."""
+def prepared_texts() -> Path:
+    """A temporary folder with `data`, for runs."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    texts = write_texts(folder / "texts")
-    data = str(folder / "data")
+    texts, data = write_texts(folder / "texts"), str(folder / "data")
     succeed(hotlap_here("data", "prepare", str(texts), "--vocab", "300", "--out", data, "--licence", "CC0"))
-    options = (
-        "--size pico --vocab-size 300 --steps 3 --precision float32 --device cpu --compile off --name lap"
-    )
+    return folder
+
+
+@functools.cache
+def trained_run(recipe: str = "softcap", name: str = "lap", settings: str = "--steps 3") -> Path:
+    """`<temporary>/runs/<name>`, beside the `data` that it was trained on; not to be changed."""
+    folder = prepared_texts()
+    options = f"--size pico --vocab-size 300 {settings} --precision float32 --device cpu --compile off"
     evaluation = ["--evaluation.tokens", "none", "--evaluation.every-steps", "0"]
-    where = ["--data.source", data, "--runs", str(folder / "runs")]
-    succeed(hotlap_here("train", "softcap", *options.split(), *evaluation, *where))
-    return folder / "runs" / "lap"
+    where = ["--name", name, "--data.source", str(folder / "data"), "--runs", str(folder / "runs")]
+    succeed(hotlap_here("train", recipe, *options.split(), *evaluation, *where))
+    return folder / "runs" / name
 
 
 def copied_run(target: Path) -> Path:

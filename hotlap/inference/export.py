@@ -1,37 +1,47 @@
 """Exports a run as a directory to share: weights, configuration, tokenizer and a model card.
 
-The directory is written atomically, and before it gets its name it is loaded again and its logits are
-compared with those of the run, bit for bit.
+The directory is written atomically, and before it gets its name it is read again and its logits are compared
+with those of the run. In Hotlap's own form they are equal bit for bit; `hotlap.sharing` has other forms.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hotlap.corpus.tokenizer import TOKENIZER_FILE
-from hotlap.data.manifest import read_manifest
 from hotlap.errors import CheckpointError
 from hotlap.files import atomic_directory, file_sha256, locked_beside, without_folders, writing
+from hotlap.inference.card import CARD_FILE, model_card, training_to_share
 from hotlap.inference.load import CONFIG_FILE, EXPORT_FORMAT, EXPORT_VERSION, MODEL_FILE, LoadedModel, load
 from hotlap.json_files import seal
 from hotlap.recipes.idea_files import SUFFIX
 from hotlap.runs.reader import IDEAS_DIRECTORY
-from hotlap.runs.recorded import recorded_directory
 from hotlap.settings import to_json, updated
 
-CARD_FILE = "README.md"
 # Long enough to exceed the attention window of a small model; which tokens they are does not matter.
 CHECKED_TOKENS = 512
 
 
-def export(loaded: LoadedModel, target: Path) -> None:
-    """Write `target`, which must not exist."""
+@dataclass(frozen=True)
+class Form:
+    """A layout of the directory."""
+
+    write: Callable[[LoadedModel, Path], None]
+    check: Callable[[LoadedModel, Path], None]  # raises if what was written is not the model
+    checked: str  # what that has shown, in words
+
+
+def export(loaded: LoadedModel, target: Path, form: Form | None = None) -> None:
+    """Write `target`, which must not exist. `form` defaults to Hotlap's own, which `load` reads."""
+    form = form or OWN_FORM
 
     def refuse(owner: str) -> NoReturn:
         raise CheckpointError(
@@ -43,8 +53,8 @@ def export(loaded: LoadedModel, target: Path) -> None:
     with writing(target, CheckpointError, also=(SafetensorError,)), locked_beside(target, refuse):
         refuse_existing(target)
         with atomic_directory(target) as work:
-            write_files(loaded, work)
-            check_equal(loaded, work)
+            form.write(loaded, work)
+            form.check(loaded, work)
 
 
 def refuse_existing(target: Path) -> None:
@@ -55,7 +65,7 @@ def refuse_existing(target: Path) -> None:
 
 
 def write_files(loaded: LoadedModel, directory: Path) -> None:
-    tokenizer, training = loaded.tokenizer, shareable(loaded)
+    tokenizer, training = loaded.tokenizer, training_to_share(loaded)
     weights = {name: tensor.contiguous() for name, tensor in loaded.stored.weights.items()}
     save_file(weights, directory / MODEL_FILE, metadata={"format": "pt"})
     tokenizer.save(directory)
@@ -65,7 +75,8 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
         copy = f"{identity}{SUFFIX}"
         (directory / IDEAS_DIRECTORY).mkdir(exist_ok=True)
         shutil.copyfile(loaded.stored.ideas / copy, directory / IDEAS_DIRECTORY / copy)
-    (directory / CARD_FILE).write_text(model_card(loaded, training), encoding="utf-8")
+    card = model_card(loaded, training, "hotlap", own_use(loaded))
+    (directory / CARD_FILE).write_text(card, encoding="utf-8")
     content = {
         "format": EXPORT_FORMAT,
         "version": EXPORT_VERSION,
@@ -80,26 +91,12 @@ def write_files(loaded: LoadedModel, directory: Path) -> None:
     (directory / CONFIG_FILE).write_bytes(seal(content))
 
 
-def shareable(loaded: LoadedModel) -> dict[str, Any]:
-    """What is known about the training, with the license of the text and without paths of this machine."""
-    training = loaded.stored.training
-    data = dict(training["data"])
-    directory = recorded_directory(data)
-    data.pop("directory", None)
-    if directory is not None:
-        manifest = read_manifest(directory) if directory.is_dir() else None
-        data["licence"] = manifest.licence if manifest else None
-        data["source"] = without_folders(manifest.source if manifest else loaded.config.data.source)
-    return {**training, "data": data}
-
-
 def check_equal(loaded: LoadedModel, directory: Path) -> None:
     """Load what was written and compare its logits with the run's, bit for bit."""
     precision = str(loaded.model.dtype).removeprefix("torch.")
     again = load(directory, device=loaded.device.type, precision=precision, trust_code=True)
     length = min(CHECKED_TOKENS, loaded.config.batch.sequence_tokens)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(loaded.tokenizer.vocab_size, (length,), generator=generator).tolist()
+    ids = made_up_tokens(loaded, length)
     if not torch.equal(loaded.logits(ids), again.logits(ids)):
         raise CheckpointError(
             expected="logits of the exported model equal to the run's",
@@ -108,41 +105,16 @@ def check_equal(loaded: LoadedModel, directory: Path) -> None:
         )
 
 
-def model_card(loaded: LoadedModel, training: dict[str, Any]) -> str:
-    config, model, data = loaded.config, loaded.config.model, training["data"]
-    facts = {
-        "parameters": f"{sum(parameter.numel() for parameter in loaded.model.parameters()):,}",
-        "architecture": f"{model.num_layers} layers, width {model.width}, {model.num_heads} heads,"
-        f" vocabulary {model.vocab_size:,}",
-        "tokenizer": loaded.tokenizer.name,
-        **({"ideas": f"`{', '.join(config.ideas)}`, whose code is in `ideas/`"} if config.ideas else {}),
-        "recipe": f"`{config.recipe}` at size `{config.size}`, seed {config.seed}",
-        "training": f"{loaded.step:,} steps, {training['tokens']:,} tokens,"
-        f" {training['training_s']:,.0f} s on {training['world_size']} × {training['device']}",
-        "validation loss": figure(training["val_loss"], "nats per token"),
-        "bits per byte": figure(training["val_bpb"], "on the validation split of the data"),
-        "training data": data.get("source") or "unknown",
-        "license of the data": data.get("licence") or "unknown",
-        "written by": f"Hotlap {training['hotlap']}, run `{training['run']}`",
-    }
-    trust = ", trust_code=True" if config.ideas else ""
-    rows = "\n".join(f"| {name} | {cell(value)} |" for name, value in facts.items())
-    return f"""---
-library_name: hotlap
-pipeline_tag: text-generation
----
+def made_up_tokens(loaded: LoadedModel, count: int) -> list[int]:
+    """Tokens to compare logits on, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    ids: list[int] = torch.randint(loaded.tokenizer.vocab_size, (count,), generator=generator).tolist()
+    return ids
 
-# {training["run"]}
 
-A small GPT language model, trained with Hotlap.
-
-| | |
-|---|---|
-{rows}
-
-## Use
-
-```python
+def own_use(loaded: LoadedModel) -> str:
+    trust = ", trust_code=True" if loaded.config.ideas else ""
+    return f"""```python
 import hotlap
 
 model = hotlap.load("path/to/this/directory"{trust})
@@ -151,15 +123,7 @@ model.logits("Once")  # (tokens, vocabulary)
 ```
 
 or `hotlap sample path/to/this/directory --prompt "Once"`.
-
-The model continues text like its training data. It was not tuned to follow instructions or to be truthful.
 """
 
 
-def figure(value: float | None, unit: str) -> str:
-    return "not measured at this step" if value is None else f"{value:.4f} {unit}"
-
-
-def cell(value: str) -> str:
-    """Text escaped for a cell of a Markdown table."""
-    return " ".join(value.split()).replace("|", "\\|")
+OWN_FORM = Form(write_files, check_equal, "loaded again, its logits equal the run's bit for bit")

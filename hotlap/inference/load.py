@@ -7,6 +7,7 @@ against its checksum before use. The caller's random state is not changed.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,6 +319,7 @@ def read_exported(path: Path, checkpoint: str = "auto") -> Stored:
     try:
         content = unseal(sealed)
     except ValueError as error:
+        refuse_repository(config_path, sealed)
         raise damaged_export(config_path, str(error)) from error
     if (content.get("format"), content.get("version")) != (EXPORT_FORMAT, EXPORT_VERSION):
         raise CheckpointError(
@@ -344,6 +346,19 @@ def read_exported(path: Path, checkpoint: str = "auto") -> Stored:
         weights=weights,
         training=training,
         read_tokenizer=lambda: read_tokenizer(path / TOKENIZER_FILE, tokenizer),
+    )
+
+
+def refuse_repository(config_path: Path, content: bytes) -> None:
+    """Say what it is if it is a model for `transformers`, whose code Hotlap never runs."""
+    try:
+        kind = json.loads(content)["model_type"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    raise CheckpointError(
+        expected=f"a run, or a model in Hotlap's own form, in {config_path.parent}",
+        found=f"a repository for transformers, of a model of type {kind}",
+        do="load it with transformers, or export the run without --to",
     )
 
 
