@@ -16,6 +16,7 @@ PURPOSES = {
     "dev": "tests, types and lint (make test)",
     "docs": "build these pages as a site (make docs)",
     "documents": "read PDF files as training text",
+    "eval": "tasks of EleutherAI's harness (eval --tasks)",
     "png": "curves as a PNG file",
     "ray": "race on a Ray cluster (--on ray)",
     "serve": "a page and an OpenAI-compatible API for trained models (hotlap serve)",

@@ -39,6 +39,7 @@ LEVELS = {
     "inference": 6,
     "serve": 7,
     "sharing": 7,
+    "harness": 7,
     "distributed": 6,
     "train": 7,
     "race": 8,

@@ -1,6 +1,7 @@
 """`hotlap eval RUN`: loss and bits per byte of a trained model on validation splits, one line per dataset.
 
-Computed as during training: on the same sequences, with the attention window of the checkpoint's step.
+Computed as during training: on the same sequences, with the attention window of the checkpoint's step. With
+`--tasks`, the tasks of EleutherAI's harness instead (docs/evaluating.md).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from rich.table import Table
 
 from hotlap.cli import Parser
 from hotlap.commands.model_arguments import add_model_arguments, described_step, load_model
-from hotlap.errors import DataError
+from hotlap.errors import ConfigError, DataError
 from hotlap.terminal import make_console
 
 if TYPE_CHECKING:
@@ -37,9 +39,75 @@ def configure(parser: Parser) -> None:
         "--tokens", type=int, metavar="N", help="only the first N tokens (default: the whole split)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    tasks = parser.add_argument_group("tasks of EleutherAI's harness, instead of data")
+    tasks.add_argument("--tasks", metavar="A,B", help="their names, such as hellaswag")
+    tasks.add_argument("--include-path", type=Path, metavar="DIR", help="where your own tasks are")
+    tasks.add_argument("--limit", type=at_least(1), metavar="N", help="only the first N examples of each")
+    tasks.add_argument(
+        "--num-fewshot", type=at_least(0), metavar="N", help="examples in the prompt (default: the task's)"
+    )
+    tasks.add_argument(
+        "--batch-size", type=at_least(1), metavar="N", help="texts in one forward pass (default: 16)"
+    )
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"{text} is not a number of at least {smallest}")
+        return int(text)
+
+    return number
 
 
 def run(args: argparse.Namespace) -> int:
+    check_together(args)
+    return run_tasks(args) if args.tasks is not None else run_data(args)
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse options of tasks without --tasks, and options of data with it."""
+    of_tasks = ("include_path", "limit", "num_fewshot", "batch_size")
+    unused = ("data", "tokens") if args.tasks is not None else of_tasks
+    given = [name for name in unused if getattr(args, name) is not None]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(
+            expected="--tasks, or options of data" if args.tasks is not None else f"--tasks with {options}",
+            found=f"--tasks and {options}" if args.tasks is not None else "none",
+            do="evaluate data and tasks one after the other" if args.tasks is not None else "add --tasks",
+        )
+
+
+def run_tasks(args: argparse.Namespace) -> int:
+    from hotlap.harness.tasks import TaskOptions, Tasks
+
+    names = [name.strip() for name in args.tasks.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(expected="--tasks with names of tasks", found=f"`{args.tasks}`", do="give one")
+    tasks = Tasks(TaskOptions(names, args.include_path, args.limit, args.num_fewshot, args.batch_size))
+    loaded = load_model(args)
+    results = tasks.evaluate(loaded)
+    if args.json:
+        answer = {"run": str(args.run), "step": loaded.step, "tasks": results}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        return 0
+    table = Table("task", "metric", "value", "±", "examples", title=described_step(loaded))
+    for result in results:
+        filtered = "" if result["filter"] == "none" else f" ({result['filter']})"
+        value, stderr = result["value"], result["stderr"]
+        table.add_row(
+            result["task"],
+            result["metric"] + filtered,
+            f"{value:.4f}" if isinstance(value, float) else str(value),
+            "" if stderr is None else f"{stderr:.4f}",
+            "" if result["examples"] is None else f"{result['examples']:,}",
+        )
+    make_console().print(table)
+    return 0
+
+
+def run_data(args: argparse.Namespace) -> int:
     loaded = load_model(args)
     directories: list[Path] = args.data or [training_directory(loaded)]
     # All are opened before the first is evaluated, so that a mistake shows at once.
