@@ -60,12 +60,23 @@ class TwoNodes:
 
     def kill_other(self) -> None:
         """Everything that runs on the second node, at once."""
-        raylet = psutil.Process(self.other.all_processes["raylet"][0].process.pid)
-        for process in (raylet, *raylet.children(recursive=True)):
+        for process in family_of(self.other):
             process.kill()
+
+    def trainer_on_head(self) -> psutil.Process:
+        (found,) = [
+            process for process in family_of(self.cluster.head_node) if "train" in process.cmdline()[:4]
+        ]
+        return found
 
     def stop(self) -> None:
         self.cluster.shutdown()
+
+
+def family_of(node) -> list[psutil.Process]:
+    """The process that stands for a node, and those that it has started."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return [raylet, *raylet.children(recursive=True)]
 
 
 @pytest.fixture
@@ -183,6 +194,26 @@ def test_a_stopped_race_comes_back_with_its_checkpoints_and_goes_on(tiny_data, t
     stopped = [path.parent for path in race.glob("*/summary.json") if '"interrupted"' in path.read_text()]
     assert stopped
     assert all(any(path.glob("checkpoints/step-*")) for path in stopped)
+    assert "resumes from its last checkpoint" in finish(command, tmp_path)
+    assert_same_runs(race, local, 4)
+
+
+def test_a_machine_lost_while_a_race_stops_takes_only_its_own_run_with_it(tiny_data, tmp_path, local, nodes):
+    race = tmp_path / "runs" / "far"
+    command = words(tiny_data, "far", 2, nodes.on)
+    process = start_command(command, tmp_path)
+    wait_for(lambda: len(nodes.training()) == 2, process)
+    trainer = nodes.trainer_on_head()
+    trainer.suspend()  # it saves after the other machine is known to be lost
+    process.terminate()
+    nodes.kill_other()
+    lost = next((line for line in process.stderr if ": lost with " in line), None)
+    trainer.resume()
+    said = process.stderr.read()
+    assert (lost is not None, process.wait()) == (True, 130), said
+    assert not (race / ".ray.json").exists()
+    (kept,) = [path.parent for path in race.glob("*/summary.json") if '"interrupted"' in path.read_text()]
+    assert any(kept.glob("checkpoints/step-*"))
     assert "resumes from its last checkpoint" in finish(command, tmp_path)
     assert_same_runs(race, local, 4)
 

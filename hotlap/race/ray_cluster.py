@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from hotlap.config import Config
 from hotlap.corpus.configured import ensure_data
-from hotlap.errors import RaceError
+from hotlap.errors import PREEMPTED, HotlapError, RaceError
 from hotlap.json_files import read_sealed, write_sealed
 from hotlap.progress import Say
 from hotlap.race.engine import LIVE_NAME, MARK_NAME, Ended, Engine, Task, Training
@@ -36,6 +37,7 @@ from hotlap.runs.directory import RunDirectory
 from hotlap.settings import to_json
 
 MOST_ATTEMPTS = 4  # of a run whose machines are lost
+TOLD_TO_STOP = (PREEMPTED, -signal.SIGTERM)  # exit codes of a run: saved, or not yet begun
 SECONDS_TO_ANSWER = 10.0
 SECONDS_TO_STOP = 180.0
 SECONDS_BETWEEN_COUNTS = 2.0
@@ -53,6 +55,8 @@ class RayEngine(Engine):
         self._say = say
         self._flights: list[Flight] = []
         self._attempts: dict[Path, int] = {}
+        self._is_stopping = False
+        self._leaves_runs = False  # on the cluster, when it has stopped
         self._fingerprints: dict[Any, tuple[str, str]] = {}
         self._counted: tuple[float, int] = (-SECONDS_BETWEEN_COUNTS, 1)
         self._needs: Needs | None = None  # of the first task; a race's are alike
@@ -93,7 +97,7 @@ class RayEngine(Engine):
             order = None
         # Without a task it has been fetched already.
         if task is not None and order is not None and order.identity == self._order(task).identity:
-            self._flights.append(Flight(task, name, actor))
+            self._flights.append(Flight(task, name, actor, is_placed=True))
             self._say(f"race: {task.title}: found again on the cluster")
         else:
             remove_actor(actor, name, is_placed=bool(ready))
@@ -146,38 +150,32 @@ class RayEngine(Engine):
                 if look.exit_code is not None:
                     flight.fetch()
                     self._end(flight)
-                    ended.append(Ended(flight.task, look.exit_code, look.seconds))
+                    if look.exit_code in TOLD_TO_STOP and not self._is_stopping:
+                        self._start_again(flight, f"was told to stop on {flight.machine}")
+                    else:
+                        ended.append(Ended(flight.task, look.exit_code, look.seconds))
             except ActorUnavailableError:
                 continue  # asked again
-            except RayActorError as error:
-                self._lost(flight, error)
-            except RayError as error:
-                raise RaceError(
-                    expected=f"{flight.task.title} to be read from machine {flight.machine}",
-                    found=last_line(error),
-                    do="see Ray's logs there; the same command goes on",
-                ) from error
+            except (RayError, HotlapError) as error:
+                self._failed(flight, error)
         if not ended and deadline > time.monotonic():
             time.sleep(deadline - time.monotonic())
         self._unmark()
         return ended
 
     def stop(self) -> None:
-        for flight in [flight for flight in self._flights if flight.look is None]:
+        """As an engine promises. What cannot be fetched now stays on its machine until it is asked for."""
+        self._is_stopping = True
+        for flight in [flight for flight in self._flights if not flight.may_have_trained]:
             self._end(flight)
         for flight in self._flights:
             flight.stop()
         deadline = time.monotonic() + SECONDS_TO_STOP
-        self._attempts = {flight.task.path: MOST_ATTEMPTS for flight in self._flights}
-        try:
-            while self._flights and time.monotonic() < deadline:
-                self.wait(0.2)
-        except RaceError as error:
-            self._say(f"race: {error}")
-        finally:
-            for flight in list(self._flights):
-                self._end(flight)
-            self._unmark()
+        while self._flights and time.monotonic() < deadline:
+            self.wait(0.2)
+        for flight in list(self._flights):
+            self._leave(flight, f"{flight.machine} does not answer")
+        self._unmark()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         super().__exit__(kind, *rest)
@@ -217,27 +215,52 @@ class RayEngine(Engine):
     def _live(self, flight: Flight) -> Path:
         return self._directory / LIVE_NAME / flight.task.path.name
 
-    def _lost(self, flight: Flight, error: RayActorError) -> None:
-        """Start a run again whose machine or actor is gone."""
-        place, task = flight.machine, flight.task
-        self._end(flight)
+    def _failed(self, flight: Flight, error: RayError | HotlapError) -> None:
+        """A run could not be asked, sent or fetched. While stopping, the others are fetched all the same."""
+        is_lost = isinstance(error, RayActorError)
+        if is_lost and not self._is_stopping:
+            self._end(flight)
+            self._start_again(flight, f"lost with {flight.machine}", error)
+        elif is_lost:
+            self._end(flight)
+            self._say(f"race: {flight.task.title}: lost with {flight.machine}, and not saved")
+        elif self._is_stopping:
+            self._leave(flight, last_line(error))
+        elif isinstance(error, HotlapError):
+            raise error
+        else:
+            raise RaceError(
+                expected=f"{flight.task.title} to be read from machine {flight.machine}",
+                found=last_line(error),
+                do="see Ray's logs there; the same command goes on",
+            ) from error
+
+    def _start_again(self, flight: Flight, why: str, error: RayError | None = None) -> None:
+        task = flight.task
         attempts = self._attempts[task.path] = self._attempts.get(task.path, 1) + 1
         if attempts > MOST_ATTEMPTS:
+            found = f"that each was lost, the last with `{last_line(error)}`" if error else f"that it {why}"
             raise RaceError(
                 expected=f"{task.title} to finish on one of {MOST_ATTEMPTS} attempts",
-                found=f"that each was lost, the last with `{last_line(error)}`",
+                found=found,
                 do="see `ray status` and Ray's logs on the machines; the same command goes on",
             )
-        self._say(f"race: {task.title}: lost with {place}; it starts again on another machine")
+        self._say(f"race: {task.title}: {why}; it starts again")
         self.start(task)
+
+    def _leave(self, flight: Flight, why: str) -> None:
+        """Leave a run on the cluster, where the next call finds it."""
+        self._flights.remove(flight)
+        self._leaves_runs = True
+        self._say(f"race: {flight.task.title}: not fetched: {why}; the same command tries again")
 
     def _unmark(self) -> None:
         """Note on the disk that no run is on the cluster."""
-        if not self._flights:
+        if not self._flights and not self._leaves_runs:
             (self._directory / MARK_NAME).unlink(missing_ok=True)
             shutil.rmtree(self._directory / LIVE_NAME, ignore_errors=True)
 
 
-def last_line(error: RayError) -> str:
+def last_line(error: RayError | HotlapError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -8,7 +8,8 @@ from typing import Any
 
 import ray
 
-from hotlap.files import write_atomically
+from hotlap.errors import RaceError
+from hotlap.files import write_atomically, writing
 from hotlap.race.engine import Task
 from hotlap.race.node import Look
 from hotlap.race.transfer import CHUNK_BYTES, Piece, inventory, read_chunk, receive
@@ -21,9 +22,10 @@ SECONDS_TO_END = 60.0
 
 
 class Flight:
-    def __init__(self, task: Task, name: str, actor: Any) -> None:
+    def __init__(self, task: Task, name: str, actor: Any, *, is_placed: bool = False) -> None:
         self.task = task
-        self.look: Look | None = None  # the last; None while it waits for a machine
+        self.is_placed = is_placed  # on a machine, as far as is known
+        self.look: Look | None = None  # the last
         self._name = name  # of the actor
         self._actor = actor
         self._asked: Any = None  # for the next look
@@ -32,6 +34,10 @@ class Flight:
     @property
     def machine(self) -> str:
         return self.look.machine if self.look else NO_MACHINE
+
+    @property
+    def may_have_trained(self) -> bool:
+        return self.is_placed and (self.look is None or self.look.is_begun)
 
     def ask(self) -> Any:
         """For a look, which `hear` takes when it comes; once until then."""
@@ -45,7 +51,7 @@ class Flight:
 
     def hear(self, look: Look, live: Path) -> None:
         """Take a look and add its metrics to those in `live`. A run that waits for its files gets them."""
-        self.look = look
+        self.look, self.is_placed = look, True
         if not look.is_begun:
             self._send()
         if look.metrics:
@@ -77,9 +83,9 @@ class Flight:
 
     def fetch(self) -> None:
         """Bring the log and the directory of a run that has ended."""
-        with self.task.log.open("ab") as log:
-            offset = 0
-            while chunk := ray.get(self._actor.read_log.remote(offset)):
+        offset = 0
+        while chunk := ray.get(self._actor.read_log.remote(offset)):
+            with writing(self.task.log, RaceError), self.task.log.open("ab") as log:
                 offset += log.write(chunk)
         pieces: list[Piece] = ray.get(self._actor.inventory.remote())
         if pieces:
@@ -90,7 +96,7 @@ class Flight:
         return chunk
 
     def remove(self) -> None:
-        remove_actor(self._actor, self._name, is_placed=self.look is not None)
+        remove_actor(self._actor, self._name, is_placed=self.is_placed)
 
 
 def remove_actor(actor: Any, name: str, *, is_placed: bool) -> None:
