@@ -3,10 +3,12 @@
 import importlib.util
 import io
 import re
+import shutil
 import time
 
 import pytest
 
+from hotlap.errors import RaceError
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.engine import Task, Training, carry_out, open_engine
 from hotlap.race.plan import make_plan
@@ -94,6 +96,22 @@ def test_an_engine_that_does_not_exist_is_refused(on, tmp_path):
     arguments = ["race", "softcap", "--size", "pico", f"--on={on}", "--runs", str(tmp_path / "runs")]
     assert "--on local, ray or ray=ADDRESS" in complaint(hotlap_here(*arguments))
     assert not (tmp_path / "runs").exists()
+
+
+def test_logs_that_vanish_get_one_line(tmp_path):
+    engine = open_engine("local", tmp_path, None, print)
+    with pytest.raises(RaceError, match=r"to write .*/logs/a\.txt; found No such file or directory"):
+        engine.start(task(tmp_path, "a"))
+    assert engine.training() == []
+
+    class Vanishing(MadeUpEngine):
+        def wait(self, seconds):
+            ended = super().wait(seconds)
+            shutil.rmtree(ended[0].task.log.parent)
+            return ended
+
+    with pytest.raises(RaceError, match=r"to finish; found exit code 2 and `nothing`"):
+        race(tmp_path, Vanishing(ends={NAMES[0]: "interrupted"}), Runner.run)
 
 
 def test_without_ray_one_line_says_how_to_install_it(monkeypatch, tmp_path):

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from io import FileIO
 
+from hotlap.errors import RaceError
+from hotlap.files import writing
 from hotlap.progress import Say
 from hotlap.race.engine import Ended, Engine, Task, Training
 from hotlap.race.process import share_done, train_command
@@ -41,7 +43,9 @@ class LocalEngine(Engine):
 
     def start(self, task: Task) -> None:
         words = train_command(task.path, task.words, task.procs, task.title, self._say)
-        with task.log.open("ab") as log:
+        with writing(task.log, RaceError):
+            log = task.log.open("ab")
+        with log:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

@@ -116,7 +116,7 @@ class Runner:
 
     def _failure(self, start: Start, code: int) -> RaceError:
         log = self.directory.log(start)
-        lines = log.read_text(errors="replace").split("\n")
+        lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
         return RaceError(
             expected=f"{start} to finish",
