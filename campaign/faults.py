@@ -20,7 +20,7 @@ from random import Random
 import psutil
 
 from campaign.commands import Ended, Limits, send
-from campaign.jobs import NO_LIMIT, Job, LostError
+from campaign.jobs import FIXED_SUMS, NO_LIMIT, Job, LostError
 from campaign.outcomes import Outcome, Verdict, is_refusal, mistake, refusal
 
 SECONDS_TO_FOLLOW = 60  # in which the processes of a killed launcher have to end
@@ -265,6 +265,25 @@ def little_memory(job: Job, chance: Random) -> Verdict:
     return conclude(job, f"{extra_mib} MiB", job.start(limits).wait())
 
 
+def other_threads(job: Job, chance: Random) -> Verdict:
+    """1, 2 or 7 threads, half of the times killed on the way and gone on with by one."""
+    job.prepare()
+    count, is_killed = chance.choice((1, 2, 7)), chance.random() < 0.5
+    what = f"{count} threads"
+    running = job.start(threads=count)
+    if is_killed:
+        after = moment(job, chance)
+        what += f", killed after {after:.2f} s"
+        if not running.has_ended(after):
+            running.signal_all(signal.SIGKILL)
+    ended = running.wait()
+    if (found := mistake(ended, may_be_killed=is_killed)) is not None:
+        return Verdict(found[0], what, found[1])
+    if is_refusal(ended):
+        return Verdict(Outcome.LOST, what, refusal(ended))
+    return conclude(job, what, Ended(0, False, "", "", 0.0))
+
+
 def interrupted(job: Job, chance: Random) -> Verdict:
     """Ctrl-C, SIGTERM or SIGHUP at any moment: a line, and nothing lost."""
     job.prepare()
@@ -288,7 +307,9 @@ def make_faults(jobs: list[Job]) -> list[Faulted]:
     """Which fault befalls which job, and how often: slow jobs less often."""
     kills = {"prepare": 40, "train": 60, "train on 2 ranks": 40, "race": 20, "export": 20, "report": 20}
     fast = ("prepare", "train", "export", "report")
-    subjects = [Faulted(job, kill, kills[job.name]) for job in jobs]
+    subjects = [Faulted(job, other_threads, 12) for job in jobs if job.threads_option]
+    jobs = [job for job in jobs if job.name != FIXED_SUMS]  # disturbed otherwise, it is `train`
+    subjects += [Faulted(job, kill, kills[job.name]) for job in jobs]
     for job in jobs:
         is_fast = job.name in fast
         of_all = [(two_at_once, 10), (stopped, 10), (vanished, 10), (clock_jumps, 10), (interrupted, 12)]

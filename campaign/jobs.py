@@ -27,6 +27,7 @@ from hotlap.runs.reader import RunFiles
 NO_LIMIT = Limits(cpu_seconds=600, wait_seconds=900, extra_mib=None)
 MOST_CALLS = 3  # until a disturbed job has to be done
 STEPS = 12
+FIXED_SUMS = "train with fixed sums"  # the same bits on any number of threads
 
 
 class LostError(Exception):
@@ -46,6 +47,7 @@ class Job:
     check: Callable[[Path], int]
     once: bool = False  # the command refuses to write twice: a finished job is not called again
     starts_processes: bool = False
+    threads_option: str = ""  # how the command is told its number of threads or workers
 
     @functools.cached_property
     def place(self) -> Path:
@@ -80,11 +82,14 @@ class Job:
         limits: Limits = NO_LIMIT,
         before: Callable[[], object] | None = None,
         scratch: str = "",
-        more: Sequence[str] = (),
+        threads: int = 1,
     ) -> Running:
         place = self.root / f"output-of-{self.name.replace(' ', '-')}{scratch}"
         place.mkdir(parents=True, exist_ok=True)
-        return Running([*self.words, *more], self.place, place, limits, before)
+        words = list(self.words)
+        if self.threads_option:
+            words[words.index(self.threads_option) + 1] = str(threads)
+        return Running(words, self.place, place, limits, before)
 
     def is_done(self) -> bool:
         return self.once and (self.place / self.out).exists()
@@ -178,18 +183,23 @@ def make_jobs(stage: Path, root: Path) -> list[Job]:
     make = functools.partial(Job, stage, root)
     auto = ["--resume", "auto"]
 
-    def train(name: str, *more: str, processes: bool = False) -> Job:
+    def train(name: str, *more: str, processes: bool = False, threads_option: str = "") -> Job:
         words = train_words("lap", STEPS, *auto, *more)
         return make(
             name, words, ["data"], "runs", results.training("runs/lap"),
-            lambda place: check_run(place / "runs/lap"), starts_processes=processes,
+            lambda place: check_run(place / "runs/lap"),
+            starts_processes=processes, threads_option=threads_option,
         )  # fmt: skip
 
     race_words = ["race", "softcap", "softcap:optim.muon.lr=0.03", "--seeds", "2", "--name", "race", *PICO]
     return [
-        make("prepare", PREPARE, ["texts"], "data", results.written("data"), check_prepared),
+        make(
+            "prepare", PREPARE, ["texts"], "data", results.written("data"), check_prepared,
+            threads_option="--workers",
+        ),
         train("train"),
         train("train on 2 ranks", "--procs", "2", processes=True),
+        train(FIXED_SUMS, "--reduction", "fixed", "--allow-change", threads_option="--threads"),
         make(
             "race", [*race_words, "--steps", "4", "--checkpoint.every-steps", "2", "--data.source", "data"],
             ["data"], "runs", results.race("runs/race"), lambda place: check_race(place / "runs/race"),
