@@ -21,11 +21,13 @@ import psutil
 
 from campaign.commands import Ended, Limits, send
 from campaign.jobs import FIXED_SUMS, NO_LIMIT, Job, LostError
-from campaign.outcomes import Outcome, Verdict, is_refusal, mistake, refusal
+from campaign.outcomes import TRACEBACK, Outcome, Verdict, is_refusal, mistake, refusal
+from hotlap.errors import USER_MISTAKE
 
 SECONDS_TO_FOLLOW = 60  # in which the processes of a killed launcher have to end
 Fault = Callable[[Job, Random], Verdict]
 DAY = 86_400.0
+MIN_FILE_BITS = 6  # of a file's size in bytes: the first words of an error fit
 
 
 @dataclass
@@ -147,12 +149,14 @@ def full_disk(job: Job, chance: Random) -> Verdict:
 def file_size_limit(job: Job, chance: Random) -> Verdict:
     """No file may grow beyond a size, as under `ulimit -f`."""
     job.prepare()
-    size = int(2 ** chance.uniform(4, 22))
+    size = int(2 ** chance.uniform(MIN_FILE_BITS, 22))
     limits = Limits(NO_LIMIT.cpu_seconds, NO_LIMIT.wait_seconds, None, file_bytes=size)
     ended = job.start(limits).wait()
-    if "rror" not in ended.err + ended.out and not ended.err and ended.code > 0:
+    is_cut_off = size in (len(ended.out.encode()), len(ended.err.encode()))
+    if ended.code > 0 and is_cut_off and TRACEBACK not in ended.err:
         # Its one line did not fit the file that it was written to.
-        ended = Ended(2, ended.hung, ended.out, "hotlap: expected (cut off by the limit)", ended.seconds)
+        line = "hotlap: expected (cut off by the limit)"
+        ended = Ended(USER_MISTAKE, ended.hung, ended.out, line, ended.seconds)
     return conclude(job, f"{size} bytes", ended)
 
 

@@ -25,6 +25,7 @@ class Outcome(StrEnum):
 
 GOOD = (Outcome.REFUSED, Outcome.HARMLESS, Outcome.NOTED, Outcome.AS_WRITTEN)
 LONGEST_DETAIL = 400
+TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def mistake(ended: Ended, *, may_be_killed: bool = False) -> tuple[Outcome, str]
     """What was wrong with how a command ended; None for success, a refusal, or a kill that was ours."""
     if ended.hung:
         return Outcome.HANG, f"no end after {ended.seconds:.0f} s"
-    if "Traceback (most recent call last)" in ended.err:
+    if TRACEBACK in ended.err:
         said = last_line(ended.err)
         is_memory = "MemoryError" in said or "can't allocate memory" in said
         return (Outcome.MEMORY if is_memory else Outcome.TRACEBACK), said
