@@ -25,8 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS = 250  # more than are done while a process starts
 ENDS_WITHIN_S = 400
 TIMEOUT_MINUTES = 0.2
-# By default torchrun waits half a minute for more nodes, and as long for a node that is lost.
-SOONER = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+# By default torchrun waits half a minute for more nodes. A busy machine may need longer than other limits:
+# a living agent whose signs of life come late is taken for lost, and a store that answers late for gone.
+RENDEZVOUS = (
+    "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=20,"
+    "read_timeout=300,heartbeat_timeout=60,close_timeout=120"
+)
 
 
 class Job:
@@ -44,7 +48,7 @@ class Job:
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", self.nodes),
             *("--nproc-per-node", "1", "--max-restarts", str(self.restarts), "--local-addr", ADDRESS),
             *("--rdzv-backend", "c10d", "--rdzv-id", "lap", "--rdzv-endpoint", f"{ADDRESS}:{self.port}"),
-            *("--rdzv-conf", f"is_host={int(number == 0)},{SOONER}", "-m", "hotlap", *self.words),
+            *("--rdzv-conf", f"is_host={int(number == 0)},{RENDEZVOUS}", "-m", "hotlap", *self.words),
         ]
         environment = {
             **os.environ,
