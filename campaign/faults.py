@@ -27,7 +27,8 @@ from hotlap.errors import USER_MISTAKE
 SECONDS_TO_FOLLOW = 60  # in which the processes of a killed launcher have to end
 Fault = Callable[[Job, Random], Verdict]
 DAY = 86_400.0
-MIN_FILE_BITS = 6  # of a file's size in bytes: the first words of an error fit
+# The largest file, as powers of two: from the first words of an error to more than any file of these jobs.
+MIN_FILE_BITS, MAX_FILE_BITS = 6.0, 22.0
 
 
 @dataclass
@@ -149,7 +150,7 @@ def full_disk(job: Job, chance: Random) -> Verdict:
 def file_size_limit(job: Job, chance: Random) -> Verdict:
     """No file may grow beyond a size, as under `ulimit -f`."""
     job.prepare()
-    size = int(2 ** chance.uniform(MIN_FILE_BITS, 22))
+    size = round(2 ** chance.uniform(MIN_FILE_BITS, MAX_FILE_BITS))
     limits = Limits(NO_LIMIT.cpu_seconds, NO_LIMIT.wait_seconds, None, file_bytes=size)
     ended = job.start(limits).wait()
     is_cut_off = size in (len(ended.out.encode()), len(ended.err.encode()))

@@ -89,7 +89,7 @@ def zstd_of(damage: Callable[[bytes, Random], bytes]) -> Callable[[bytes, Random
 
 def gzip_bomb(_content: bytes, chance: Random) -> bytes:
     """Little that unpacks to much; of one letter, so that it is text."""
-    return gzip.compress(b"a" * chance.choice((10**5, 3 * 10**6)), mtime=0)
+    return gzip.compress(b"a" * chance.choice((10**5, 10**6)), mtime=0)
 
 
 def parquet_table(_content: bytes, chance: Random) -> bytes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pyarrow
 import pyarrow.parquet
@@ -19,7 +22,7 @@ import torch
 import zstandard
 from safetensors.torch import save
 
-from campaign import formats, inputs, results, table
+from campaign import faults, formats, inputs, jobs, results, table
 from campaign.commands import Ended, Limits
 from campaign.damage import ON_BYTES, ON_JSON, ON_JSON_LINES, Damage
 from campaign.inputs import DamagedInput
@@ -175,6 +178,68 @@ def test_a_ledger_goes_on_after_half_a_line_and_keeps_the_last_word(tmp_path: Pa
     row = table.as_text(found).splitlines()[-1]
     assert [cell.strip() for cell in row.split("|")][1:7] == ["all", "", "3", "2", "1", ""]
     assert row.endswith("| 1.50 |")
+
+
+class Answering:
+    """Stands for a command that is disturbed: it writes its words, and ends as it is told."""
+
+    said: ClassVar[list[tuple[str, ...]]] = []
+    end = ended(0)
+
+    def __init__(self, words: Sequence[str], *_: object) -> None:
+        self.said.append(tuple(words))
+
+    def has_ended(self, _within_s: float) -> bool:
+        return True
+
+    def wait(self) -> Ended:
+        return self.end
+
+
+def made_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *ends: Ended) -> jobs.Job:
+    """A job whose command ends in these ways, one after the other."""
+    later = iter(ends)
+    monkeypatch.setattr(Answering, "said", [])
+    monkeypatch.setattr(Answering, "wait", lambda _self: next(later))
+    monkeypatch.setattr(jobs, "Running", Answering)
+    words = ["train", "--threads", "1"]
+    return jobs.Job(
+        *(tmp_path / "stage", tmp_path, "made up", words, [], "out"),
+        *(lambda _place, _ended: {"a": 1}, lambda _place: 0),
+        threads_option="--threads",
+    )
+
+
+def test_another_number_of_threads_has_to_come_to_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made_job(tmp_path, monkeypatch, *[ended(0)] * 3)
+    assert job.reference
+    assert faults.other_threads(job, Random(6)).outcome is Outcome.HARMLESS
+    counts = [int(words[-1]) for words in Answering.said]
+    assert counts == [1, 7, 1]
+    job = made_job(tmp_path, monkeypatch, ended(0), ended(2, LINE))
+    assert job.reference
+    assert faults.other_threads(job, Random(6)).outcome is Outcome.LOST
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (ended(1, "hotlap: expected " * 9), Outcome.REFUSED),  # cut off where the file may not grow
+        (ended(1, "hotlap: expected"), Outcome.CRASH),
+        (ended(1, TRACEBACK * 9), Outcome.TRACEBACK),
+    ],
+)
+def test_a_line_that_the_limit_cut_off_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Ended, outcome: Outcome
+) -> None:
+    job = made_job(tmp_path, monkeypatch, ended(0), end, ended(0))
+    assert job.reference
+    size = len((end.err).encode()) if outcome is not Outcome.CRASH else 1000
+    monkeypatch.setattr(faults, "MIN_FILE_BITS", math.log2(size))
+    monkeypatch.setattr(faults, "MAX_FILE_BITS", math.log2(size))
+    assert faults.file_size_limit(job, Random(0)).outcome is outcome
 
 
 @pytest.mark.slow
