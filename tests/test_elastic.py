@@ -31,6 +31,8 @@ RENDEZVOUS = (
     "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=20,"
     "read_timeout=300,heartbeat_timeout=60,close_timeout=120"
 )
+# docs/distributed.md: a node that comes later would wait in vain for the address of the shared store.
+NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class Job:
@@ -54,6 +56,7 @@ class Job:
             **os.environ,
             "PYTHONPATH": str(Path(__file__).parents[1]),
             "OMP_NUM_THREADS": "1",
+            **(NO_SHARED_STORE if ":" in self.nodes else {}),
         }
         with self.log_of(number).open("wb") as log:
             agent = subprocess.Popen(torchrun, cwd=self.folder, env=environment, stdout=log, stderr=log)
