@@ -9,8 +9,7 @@ from random import Random
 
 import numpy as np
 
-from campaign.commands import run
-from campaign.jobs import NO_LIMIT
+from campaign.commands import Limits, run
 from campaign.outcomes import Outcome, Verdict, mistake
 from campaign.stage import PICO
 from hotlap.runs.reader import RunFiles
@@ -35,25 +34,12 @@ class Soak:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         (place / "data").symlink_to(self.stage / "data")
-        words = [
-            "train",
-            "sprint",
-            "--name",
-            "soak",
-            "--steps",
-            str(self.steps),
-            "--data.source",
-            "data",
-            *PICO,
-        ]
-        words += ["--sequence-tokens", "512", "--tokens-per-step", "512"]
-        words += [
-            "--evaluation.every-steps",
-            str(self.steps // 20),
-            "--checkpoint.every-steps",
-            str(self.steps // 20),
-        ]
-        limits = NO_LIMIT.__class__(cpu_seconds=36_000, wait_seconds=36_000, extra_mib=None)
+        rarely = str(self.steps // 20)
+        words = ["train", "sprint", "--name", "soak", "--steps", str(self.steps), "--data.source", "data"]
+        words += [*PICO, "--sequence-tokens", "512", "--tokens-per-step", "512"]
+        words[words.index("--evaluation.every-steps") + 1] = rarely
+        words += ["--checkpoint.every-steps", rarely]
+        limits = Limits(cpu_seconds=36_000, wait_seconds=36_000, extra_mib=None)
         ended = run(words, place, self.root, limits)
         if (found := mistake(ended)) is not None:
             return Verdict(found[0], self.name, found[1])
