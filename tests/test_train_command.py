@@ -1,5 +1,6 @@
 """The `train` command: in processes of its own where signals, kills and ranks matter, else in this one."""
 
+import errno
 import json
 import os
 import random
@@ -17,8 +18,11 @@ import pytest
 import torch
 
 from hotlap.config import Config
+from hotlap.errors import CheckpointError
+from hotlap.files import writing
 from hotlap.recipes import RECIPES
 from hotlap.runs import checkpoint as store
+from hotlap.runs.directory import RunDirectory
 from hotlap.train.run import RunOptions, open_directory
 from hotlap.train.snapshot import TrainingProgress
 from tests.command import complaint, hotlap, hotlap_here
@@ -130,6 +134,31 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_data
     again = hotlap_here(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert losses(run) == first
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_starts_over(tiny_data, tmp_path):
+    words = command(tiny_data, 1, "--name", "run", "--resume", "auto")
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    (run / "notes.txt").write_text("mine")
+    assert "no config.json in it" in complaint(hotlap_here(*words, cwd=tmp_path))
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    (run / "notes.txt").unlink()
+    (run / "lock").touch()
+    again = hotlap_here(*words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(losses(run)) == 1
+
+
+def test_a_new_run_that_cannot_be_written_leaves_its_name_free(tiny_data, tmp_path, monkeypatch):
+    def write_config(run_directory, _config):
+        with writing(run_directory.config_path, CheckpointError):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunDirectory, "write_config", write_config)
+    refused = hotlap_here(*command(tiny_data, 1, "--name", "run"), cwd=tmp_path)
+    assert "found No space left on device" in complaint(refused)
+    assert not (tmp_path / "runs" / "run").exists()
 
 
 @pytest.mark.parametrize("missing", ["--name", "RECIPE"])

@@ -20,7 +20,7 @@ from hotlap.config import Config
 from hotlap.errors import CheckpointError, ConfigError
 from hotlap.files import file_sha256, lock, make_directory, sync, write_atomically, writing
 from hotlap.json_files import finite, write_json, write_sealed
-from hotlap.runs.reader import CONFIG_NAME, SEALED_FIELD, RunFiles, whole_lines
+from hotlap.runs.reader import CONFIG_NAME, IDEAS_DIRECTORY, SEALED_FIELD, RunFiles, whole_lines
 
 LOCK_NAME = "lock"
 LOG_STEP = re.compile(rb"step:(\d{1,18})/")  # the start of a validation's line in log.txt
@@ -80,6 +80,13 @@ class RunDirectory(RunFiles):
             )
         run.read_config()
         return run
+
+    @classmethod
+    def start_over(cls, path: Path) -> Self:
+        """A run without a checkpoint; its last process may have ended before it wrote the configuration."""
+        bare = (LOCK_NAME, IDEAS_DIRECTORY)
+        is_bare = all(entry.name in bare or entry.name.startswith(".") for entry in path.iterdir())
+        return cls(path) if is_bare else cls.open(path)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ Every rank runs the same code; only the main rank prints and writes.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from hotlap.config import Config, EvaluationConfig
 from hotlap.corpus.configured import data_directory, ensure_data
 from hotlap.distributed.process_group import Distributed, process_group, read_environment
 from hotlap.distributed.signals import StopRequest
-from hotlap.errors import CheckpointError, ConfigError, DeviceError, DivergenceError
+from hotlap.errors import CheckpointError, ConfigError, DeviceError, DivergenceError, HotlapError
 from hotlap.files import without_home
 from hotlap.hardware import select_device, tune_malloc, usable_cores, use_expandable_segments
 from hotlap.progress import silent
@@ -173,7 +174,7 @@ def open_directory(config: Config, progress: TrainingProgress, options: RunOptio
         assert options.name is not None, "a run to resume has a name"
         run_directory = RunDirectory.open(options.root / options.name)
     elif options.name is not None and options.starts_over:
-        run_directory = RunDirectory.open(options.root / options.name)
+        run_directory = RunDirectory.start_over(options.root / options.name)
     elif options.name is not None:
         run_directory = RunDirectory.create(options.root, options.name)
     else:
@@ -189,8 +190,13 @@ def open_directory(config: Config, progress: TrainingProgress, options: RunOptio
             # In this order, a process killed in between leaves no checkpoint that is ahead of its metrics.
             store.discard_after(run_directory.checkpoints, progress.step)
             run_directory.rewind(progress.step, progress.evaluated_step)
-        run_directory.write_ideas({file.copy_name: file.source for file in options.ideas})
-        run_directory.write_config(config)
+        try:
+            run_directory.write_ideas({file.copy_name: file.source for file in options.ideas})
+            run_directory.write_config(config)
+        except HotlapError:
+            if options.resume_from is None and not options.starts_over:
+                shutil.rmtree(run_directory.path)  # its name is free again
+            raise
         yield run_directory
 
 
