@@ -50,6 +50,7 @@ def metric_lines(
     seed: int = 0,
     every: int = 10,
     has_bpb: bool = True,
+    clips: bool = False,
     sample: str = "The state of the Union is strong.",
 ) -> list[dict[str, Any]]:
     """A loss that falls from 6 to exactly `final_loss`, with noise on the training loss."""
@@ -85,7 +86,7 @@ def metric_lines(
                 "tokens": step * 512,
                 "train_s": step * step_s,
                 "tokens_per_s": 512 / step_s,
-                "grad_norm": None,
+                "grad_norm": 1 + 1 / step if clips else None,
                 "memory_mib": 300.0 + step / steps,
             }
         )

@@ -12,14 +12,16 @@ import hotlap
 from hotlap.cli import dispatch
 from hotlap.errors import HotlapError, ReportError
 from hotlap.report.analysis import analyze, label_runs, pairing_holds, to_json, waits_of
-from hotlap.report.figures import build_figures, mean_and_range
+from hotlap.report.curves import MOST_POINTS, mean_and_range
+from hotlap.report.figures import build_figures
 from hotlap.report.page import render_page, write_report
 from hotlap.report.picture import write_picture
+from hotlap.report.samples_section import with_changes
 from hotlap.report.stats import median_wait
 from hotlap.runs.reader import load_run, load_runs
 from tests.command import complaint
 from tests.command import hotlap as run_hotlap
-from tests.synthetic_runs import end_without_finite_loss, make_race, make_run
+from tests.synthetic_runs import append_metrics, end_without_finite_loss, make_race, make_run
 
 CLEAR = {"sparse-value-embeds": [3.30, 3.31, 3.32], "softcap": [3.20, 3.21, 3.19]}
 
@@ -249,9 +251,74 @@ def test_mean_and_range_cover_what_all_runs_have(tmp_path):
 def test_figures_of_a_long_run_are_thinned(tmp_path):
     figures = build_figures(runs := labelled(make_run(tmp_path / "a", steps=2000)), analyze(runs))
     xs = figures["loss"]["loss"]["step"]["data"][-1]["x"]
-    assert len(xs) == 300
+    assert len(xs) == MOST_POINTS
     assert (xs[0], xs[-1]) == (1, 2000)
     assert figures["target"] is None
+
+
+def test_curves_carry_the_values_of_the_metrics(tmp_path):
+    run = make_run(tmp_path / "a", clips=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    figures = build_figures(runs := labelled(run), analyze(runs))
+    for x in ("step", "tokens", "train_s"):
+        of_panels = {field: by_axis[x] for field, by_axis in figures["panels"].items()}
+        for field, figure in {**of_panels, "loss": figures["loss"]["loss"][x]}.items():
+            (curve,) = figure["data"]
+            assert curve["x"] == pytest.approx([line[x] for line in trained], rel=1e-8), (x, field)
+            assert curve["y"] == pytest.approx([line[field] for line in trained], rel=1e-8), (x, field)
+
+
+def test_what_no_run_has_recorded_has_no_panel(tmp_path):
+    make_run(tmp_path / "clips", recipe="adamw", clips=True)
+    other = labelled(make_run(tmp_path / "other"))
+    assert build_figures(other, analyze(other))["panels"]["grad_norm"] is None
+    both = labelled(tmp_path)
+    curves = build_figures(both, analyze(both))["panels"]["grad_norm"]["step"]["data"]
+    assert {curve["meta"]: len(curve["y"]) for curve in curves} == {"adamw": 50, "softcap": 0}
+
+
+def test_a_page_begins_with_what_came_out_in_words(tmp_path):
+    def head(*runs, **changes):
+        directory = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        for number, values in enumerate(runs):
+            make_run(directory / str(number), seed=number, **{**changes, **values})
+        return text_of(render_page(labelled(directory), "t")).partition("Loss validation loss")[0]
+
+    assert (
+        "pico · 1.2 M parameters · A processor <of note> · float32 · 2026-01-01 "
+        "Finished: 1.1550 bits per byte after 5.0 s of training." in head({"final_loss": 3.3})
+    )
+    assert "Training: 1.1550 bits per byte after" in head({"final_loss": 3.3, "status": None})
+    assert "Finished: 3.3000 nats of validation loss after" in head({"has_bpb": False})
+    assert "softcap: final bits/byte 1.1900 ± 0.0495 over 2 runs." in head(
+        {"final_loss": 3.3}, {"final_loss": 3.5}
+    )
+    assert "softcap: none of 2 runs has ended yet." in head({}, {}, status=None)
+    words = head({"recipe": "adamw", "final_loss": 3.5}, {"final_loss": 3.3})
+    assert "Final bits/byte, compared with adamw : softcap no evidence either way" in words
+
+
+def test_a_sample_shows_what_changed_since_the_milestone_before(tmp_path):
+    assert with_changes("We the people", "We the <people>") == (
+        "We the<del> people</del><ins> &lt;people&gt;</ins>"
+    )
+    assert with_changes("a b", "a b c") == "a b<ins> c</ins>"
+    run = make_run(tmp_path / "a", status=None, sample="The Union is strong.")
+    append_metrics(run, [{"kind": "sample", "step": 60, "text": "The Union is very strong."}])
+    page = render_page(labelled(run), "t")
+    newest, oldest = re.findall(r"<h4>(step \d+)</h4><pre>(.*?)</pre>", page)
+    assert newest == ("step 60", "The Union is<ins> very</ins> strong.")
+    assert oldest == ("step 50", "The Union is strong.")
+
+
+def test_parameters_are_counted_by_what_trains_them(tmp_path):
+    run = make_run(tmp_path / "a")
+    text = text_of(render_page(labelled(run), "t"))
+    assert "Parameters recipe all muon adam softcap 1,234,567 16,384 32,768" in text
+    path = run / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "routing": [], "model": {"parameters": "x"}}))
+    assert "Parameters recipe all softcap – every parameter" in text_of(render_page(labelled(run), "t"))
 
 
 def test_a_single_run_shows_the_gap_to_training_and_marks_its_best_validation(tmp_path):
@@ -308,7 +375,7 @@ def test_a_page_shows_every_part(tmp_path):
     ):
         assert part in text, part
     assert "better" not in text
-    for plot in ("loss", "target", "window", "lr", "momentum", "tokens_per_s", "memory_mib"):
+    for plot in ("loss", "target", "window", "lr", "momentum", "tokens_per_s", "memory_mib", "grad_norm"):
         assert f'id="{plot}"' in page
 
 

@@ -8,11 +8,12 @@ from hotlap.errors import ReportError
 from hotlap.race.directory import RaceDirectory
 from hotlap.race.engine import LIVE_NAME
 from hotlap.report.analysis import RunsByLabel
+from hotlap.report.live import Query, Watched
 from hotlap.report.machines import machine_of
 from hotlap.runs.reader import Run, RunFiles, load_run
 
 
-class WatchedRace:
+class WatchedRace(Watched):
     def __init__(self, path: Path) -> None:
         self._directory = RaceDirectory(path)
         self._plan = self._directory.read_plan()
@@ -24,7 +25,7 @@ class WatchedRace:
         roots = (self._directory.path, self._directory.path / LIVE_NAME)
         return [root / name for root in roots for name in names]
 
-    def read(self) -> tuple[RunsByLabel, list[str]]:
+    def read(self, query: Query) -> tuple[RunsByLabel, list[str]]:  # noqa: ARG002
         runs: dict[str, list[Run]] = {entry.label: [] for entry in self._plan.entries}
         for start in self._starts:
             here = RunFiles(self._directory.run(start).path)

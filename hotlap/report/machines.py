@@ -36,9 +36,22 @@ def machine_of(run: Run) -> str:
     return " then ".join(dict.fromkeys(_described(facts) for facts in run.environments))
 
 
+def hardware_of(run: Run) -> str:
+    """The processor and its cores, or the number of GPUs and their name; empty if it was not recorded."""
+    facts = run.environment
+    if not facts.get("device_name"):
+        return ""
+    count = f"{facts['world_size']} × " if facts.get("device") == "cuda" and facts.get("world_size") else ""
+    return count + _device(facts)
+
+
+def _device(facts: Mapping[str, object]) -> str:
+    cores = f", {facts['cores']} cores" if facts.get("cores") and facts.get("device") == "cpu" else ""
+    return f"{facts.get('device_name') or 'unknown hardware'}{cores}"
+
+
 def _described(facts: Mapping[str, object]) -> str:
-    hardware = f"{facts.get('device_name') or 'unknown hardware'}"
-    hardware += f", {facts['cores']} cores" if facts.get("cores") and facts.get("device") == "cpu" else ""
+    hardware = _device(facts)
     name = facts.get("machine")
     return printable(f"{name} ({hardware})" if name else hardware)
 

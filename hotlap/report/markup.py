@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from hotlap.report.figures import style_of
+from hotlap.report.curves import style_of
 
 # A cell: its HTML and the value it is sorted by. None sorts last in both directions.
 Cell = tuple[str, float | str | None]

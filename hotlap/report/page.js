@@ -1,64 +1,57 @@
 "use strict";
-// Draws the figures and handles the legend, the axis switches, table sorting and, on a live page, updates.
+// Buttons, tables, theme and keys of a page, and its first drawing.
 
-const figures = JSON.parse(document.getElementById("figures").textContent);
-const hidden = new Set();
-const axis = { x: "step", y: "val_loss" };
-// Drag to zoom, double-click to reset. The mode bar is off because some of its buttons use the network.
-const config = { responsive: true, displayModeBar: false };
-const isTouch = matchMedia("(pointer: coarse)").matches;
-let drawings = Promise.resolve();
+const THEME_KEY = "hotlap-theme";
+const systemTheme = matchMedia("(prefers-color-scheme: dark)");
 
-function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+function press(buttons, isPressed) {
+  for (const button of buttons) button.setAttribute("aria-pressed", String(isPressed(button)));
 }
 
-// Colors come from the style sheet, so that figures follow its dark mode.
-function themed(layout) {
-  const line = { gridcolor: color("line"), zerolinecolor: color("line"), linecolor: color("line") };
-  return {
-    ...layout,
-    xaxis: { ...line, ...layout.xaxis },
-    yaxis: { ...line, ...layout.yaxis },
-    shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: color("quiet") } })),
-    font: { color: color("ink"), family: "system-ui, sans-serif", size: 13 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 50, r: 12, t: 12, b: 44 },
-    showlegend: false,
-    hovermode: "closest",
-    hoverlabel: { bgcolor: color("panel"), font: { color: color("ink") } },
-    dragmode: isTouch ? false : "zoom",
-    uirevision: "kept", // keep the zoom across updates; the loss axes have their own revision
-  };
+function within(button, selector) {
+  return button.parentElement.querySelectorAll(selector);
 }
 
-function draw() {
-  const drawn = { ...figures };
-  if (figures.loss) drawn.loss = (figures.loss[axis.y] || figures.loss.val_loss)[axis.x];
-  for (const [id, figure] of Object.entries(drawn)) {
-    const place = document.getElementById(id);
-    if (!figure) continue;
-    place.closest("section").hidden = false;
-    const data = figure.data.map((trace) => ({ ...trace, visible: !hidden.has(trace.meta) }));
-    const layout = themed(figure.layout);
-    drawings = drawings.then(() => Plotly.react(place, data, layout, config));
-  }
-  drawings.then(() => { document.body.dataset.drawn = Number(document.body.dataset.drawn || 0) + 1; });
-}
-
-function toggleLabel(button) {
-  const wasShown = button.getAttribute("aria-pressed") === "true";
-  button.setAttribute("aria-pressed", String(!wasShown));
-  if (wasShown) hidden.add(button.dataset.label);
-  else hidden.delete(button.dataset.label);
+function toggleLabel(label) {
+  if (!view.hidden.delete(label)) view.hidden.add(label);
+  pressLegend();
   draw();
+}
+
+function pressLegend() {
+  press(document.querySelectorAll(".legend [data-label]"), (b) => !view.hidden.has(b.dataset.label));
 }
 
 function chooseAxis(button) {
-  for (const other of button.parentElement.children) other.setAttribute("aria-pressed", String(other === button));
-  axis[button.dataset.axis] = button.dataset.value;
+  press(within(button, "[data-axis]"), (other) => other === button);
+  view[button.dataset.axis] = button.dataset.value;
+  if (button.dataset.axis === "x") view.zoom = null; // of another unit
+  view.zoomY = {};
   draw();
+}
+
+function toggleLog(button) {
+  const name = button.dataset.log === "x" ? "logX" : "logY";
+  view[name] = !view[name];
+  press([button], () => view[name]);
+  draw();
+}
+
+function chooseLast(button) {
+  press(within(button, "[data-last]"), (other) => other === button);
+  zoomOut(Number(button.dataset.last));
+}
+
+function chooseSmoothing(slider) {
+  view.smoothing = SMOOTHINGS[slider.value];
+  const words = view.smoothing ? `${100 * view.smoothing} %` : "off";
+  document.getElementById("smoothing-width").textContent = words;
+  draw();
+}
+
+function toggleMarks(button) {
+  const isOn = button.closest("section").classList.toggle("marked");
+  press([button], () => isOn);
 }
 
 function sortBy(header) {
@@ -82,55 +75,61 @@ function parseNumber(text) {
   return text === "inf" ? Infinity : Number(text);
 }
 
+// The system's theme, unless the reader chose the other. A browser may refuse to remember that.
+function rememberedTheme() {
+  try {
+    return localStorage.getItem(THEME_KEY);
+  } catch {
+    return null;
+  }
+}
+
+function setTheme(chosenTheme) {
+  const theme = chosenTheme || (systemTheme.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = theme;
+  press(document.querySelectorAll("[data-theme-toggle]"), () => theme === "dark");
+}
+
+function toggleTheme() {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  const isOfSystem = (theme === "dark") === systemTheme.matches;
+  try {
+    if (isOfSystem) localStorage.removeItem(THEME_KEY);
+    else localStorage.setItem(THEME_KEY, theme);
+  } catch {
+    // Then it holds until the page is closed.
+  }
+  setTheme(theme);
+  draw();
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
-  if (button.dataset.label !== undefined) toggleLabel(button);
-  else if (button.dataset.axis) chooseAxis(button);
+  const data = button.dataset;
+  if (data.label !== undefined) toggleLabel(data.label);
+  else if (data.axis) chooseAxis(button);
+  else if (data.log) toggleLog(button);
+  else if (data.last) chooseLast(button);
+  else if (data.marks !== undefined) toggleMarks(button);
+  else if (data.savePicture !== undefined) savePicture();
+  else if (data.themeToggle !== undefined) toggleTheme();
   else if (button.closest(".sortable thead")) sortBy(button.closest("th"));
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+document.addEventListener("input", (event) => {
+  if (event.target.id === "smoothing") chooseSmoothing(event.target);
+});
+document.addEventListener("keydown", (event) => {
+  const place = event.target.closest(".plot[tabindex]");
+  if (!place) return;
+  if (["ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key)) step(place, event.key);
+  else if (event.key === "Escape") Plotly.Fx.unhover(place);
+  else return;
+  event.preventDefault();
+});
+systemTheme.addEventListener("change", () => {
+  setTheme(rememberedTheme());
+  draw();
+});
+setTheme(rememberedTheme());
 draw();
-
-// A live page polls its server, which answers 204 if nothing changed.
-const live = document.body.dataset.live;
-const status = document.getElementById("status");
-const shown = {};
-let version = "";
-
-function place(fragments) {
-  for (const element of document.querySelectorAll("[data-fragment]")) {
-    const html = fragments[element.dataset.fragment];
-    if (shown[element.dataset.fragment] === html) continue;
-    shown[element.dataset.fragment] = html;
-    const open = new Set([...element.querySelectorAll("details[open]")].map((d) => d.dataset.key));
-    const sorted = [...element.querySelectorAll("th[aria-sort]")].map((h) => h.getAttribute("aria-sort"));
-    element.innerHTML = html;
-    for (const d of element.querySelectorAll("details")) d.open = d.open || open.has(d.dataset.key);
-    element.querySelectorAll("th[aria-sort]").forEach((header, i) => {
-      if (sorted[i] === "none" || !sorted[i]) return;
-      sortBy(header);
-      if (sorted[i] === "descending") sortBy(header);
-    });
-  }
-}
-
-async function refresh() {
-  try {
-    const answer = await fetch(`${live}?version=${encodeURIComponent(version)}`);
-    if (answer.status === 200) {
-      const update = await answer.json();
-      if (update.error) throw new Error(update.error);
-      version = update.version;
-      Object.assign(figures, update.figures);
-      place(update.fragments);
-      draw();
-    }
-    status.textContent = "Live: updates while the run trains.";
-  } catch (error) {
-    status.textContent = `Not updating: ${error.message}`;
-  }
-  setTimeout(refresh, 1000);
-}
-
-if (live) refresh();

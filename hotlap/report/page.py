@@ -19,9 +19,8 @@ from plotly.offline import get_plotlyjs
 from hotlap.errors import ReportError
 from hotlap.files import make_directory, write_atomically, writing
 from hotlap.report.analysis import RunsByLabel, analyze
-from hotlap.report.figures import X_AXES, Y_AXES, build_figures
-from hotlap.report.markup import swatch
-from hotlap.report.sections import build_fragments
+from hotlap.report.figures import NO_FIGURES, X_AXES, Y_AXES, build_figures
+from hotlap.report.sections import FRAGMENTS, build_fragments
 
 X_BUTTONS = {"step": "steps", "tokens": "tokens", "train_s": "time"}
 Y_BUTTONS = {"val_loss": "validation loss", "val_bpb": "bits per byte", "loss": "training loss"}
@@ -32,7 +31,13 @@ assert Y_BUTTONS.keys() == Y_AXES.keys(), "every y axis needs a button"
 def build_content(
     runs_by_label: RunsByLabel, metric: str | None = None, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The parts that change while a run trains: {"figures": …, "fragments": …}, ready for JSON."""
+    """The parts that change while a run trains: {"figures": …, "fragments": …}, ready for JSON.
+
+    Without runs, which is where the reader of a watched folder has ticked none, all are empty.
+    """
+    if not runs_by_label:
+        nothing = dict.fromkeys(FRAGMENTS, "") | {"verdict": "<p>No run is ticked.</p>"}
+        return {"figures": NO_FIGURES, "fragments": nothing}
     analysis = analyze(runs_by_label, metric, notes)
     return {
         "figures": build_figures(runs_by_label, analysis),
@@ -47,27 +52,26 @@ def render_page(
     metric: str | None = None,
     notes: Sequence[str] = (),
     live_url: str | None = None,
+    picker: str = "",
 ) -> str:
-    """The whole page. With `live_url` it polls that address on its own server for updates."""
+    """The whole page. With `live_url` it polls that address on its own server for updates.
+
+    `picker` is the HTML of a list of runs, of which the page draws those that are ticked.
+    """
     content = build_content(runs_by_label, metric, notes)
-    figures, fragments = content["figures"], content["fragments"]
     template = Template(asset("page.html"))
     return template.substitute(
-        {f"fragment_{name}": html for name, html in fragments.items()},
+        {f"fragment_{name}": html for name, html in content["fragments"].items()},
         title=escape(title),
         connect="'self'" if live_url else "'none'",
         live=escape(live_url or ""),
         style=asset("page.css"),
         plotly=get_plotlyjs(),
-        # Without `<`, no text can close the script element that contains it.
-        figures=json.dumps(figures, allow_nan=False).replace("<", "\\u003c"),
-        script=asset("page.js"),
-        legend=_legend(runs_by_label),
+        figures=embedded_json(content["figures"]),
+        scripts=scripts("figures.js", "page.js", *(["live.js"] if live_url else [])),
+        picker=_picker(picker) if picker else "",
         x_buttons=_switch("x", X_BUTTONS),
-        y_buttons=_switch("y", {key: text for key, text in Y_BUTTONS.items() if key in figures["loss"]}),
-        hide_target="" if figures["target"] else "hidden",
-        hide_ideas="" if fragments["ideas"] else "hidden",
-        hide_notes="" if fragments["notes"] or live_url else "hidden",
+        y_buttons=_switch("y", Y_BUTTONS),
     )
 
 
@@ -98,16 +102,17 @@ def asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _legend(runs_by_label: RunsByLabel) -> str:
-    """One button per label, if there are several."""
-    if len(runs_by_label) == 1:
-        return ""
-    buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-label="{escape(label)}">'
-        f"{swatch(i)}{escape(label)}</button>"
-        for i, label in enumerate(runs_by_label)
-    )
-    return f'<nav class="legend" aria-label="Show or hide a recipe in every figure">{buttons}</nav>'
+def scripts(*names: str) -> str:
+    return "\n".join(f"<script>{asset(name)}</script>" for name in names)
+
+
+def embedded_json(value: Any) -> str:
+    """Without `<`, no text can close the script element that contains it."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
+
+
+def _picker(rows: str) -> str:
+    return Template(asset("picker.html")).substitute(rows=rows)
 
 
 def _switch(axis: str, buttons: dict[str, str]) -> str:

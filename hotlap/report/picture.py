@@ -1,7 +1,8 @@
 """The loss figure as a PNG, for example for a README. Drawn with matplotlib (https://matplotlib.org), which
 the `png` extra installs.
 
-It shows the same as the page's first figure over training time: mean and range of each label, and the target.
+It shows the same as the page's first figure over training time: mean and range of each label, and the target,
+below its title the size and hardware.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 from hotlap.errors import ReportError
 from hotlap.report.analysis import RunsByLabel, analyze
-from hotlap.report.figures import X_AXES, Y_AXES, focused_range, mean_and_range, style_of
+from hotlap.report.curves import mean_and_range, style_of
+from hotlap.report.figures import X_AXES, Y_AXES, focused_range
+from hotlap.report.lead import described_setting
 from hotlap.report.page import write_file
 
 LINESTYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -37,7 +40,8 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     _draw_curves(axes, runs_by_label, y, analysis.target.value if analysis.target else None)
     if analysis.target:
         axes.axhline(analysis.target.value, color="0.4", linewidth=1, linestyle="--", label="target")
-    axes.set_title(_plain(title))
+    figure.suptitle(_plain(title), x=0.01, ha="left", fontweight="bold")
+    axes.set_title(_plain(described_setting(runs_by_label)), loc="left", fontsize=8, color="0.4", wrap=True)
     axes.set_xlabel(X_AXES["train_s"])
     axes.set_ylabel(Y_AXES[y])
     axes.grid(color="0.9")

@@ -26,83 +26,36 @@ from hotlap.report.analysis import (
     settings_that_differ,
 )
 from hotlap.report.idea_section import ideas
+from hotlap.report.lead import described_setting, headline, legend, verdict
 from hotlap.report.machines import machine_of
-from hotlap.report.markup import Cell, facts_list, folded, number, plain_table, sortable_table, swatch
+from hotlap.report.markup import Cell, folded, number, plain_table, sortable_table, swatch
+from hotlap.report.parameters_section import parameters
+from hotlap.report.samples_section import samples
 from hotlap.report.stats import CONFIDENCE, TARGET_ALPHA, Summary, Waits
 from hotlap.report.verdict import Metric
-from hotlap.runs.reader import Run
 from hotlap.settings import flatten, shown
+
+FRAGMENTS = (
+    *("setting", "verdict", "headline", "legend", "statistics", "runs", "parameters", "samples"),
+    *("configuration", "ideas", "environment", "notes"),
+)
 
 
 def build_fragments(runs_by_label: RunsByLabel, analysis: Analysis) -> dict[str, str]:
     return {
+        "setting": escape(described_setting(runs_by_label)),
+        "verdict": verdict(runs_by_label, analysis),
         "headline": headline(runs_by_label),
-        "verdicts": verdicts(analysis),
+        "legend": legend(runs_by_label),
         "statistics": statistics(analysis),
         "runs": runs_table(runs_by_label),
-        "routing": routing(runs_by_label),
+        "parameters": parameters(runs_by_label),
         "samples": samples(runs_by_label),
         "configuration": configuration(runs_by_label),
         "ideas": ideas(runs_by_label),
         "environment": environment(runs_by_label),
         "notes": "".join(f"<p>{escape(note)}</p>" for note in analysis.notes),
     }
-
-
-def headline(runs_by_label: RunsByLabel) -> str:
-    runs = [run for group in runs_by_label.values() for run in group]
-    if len(runs) > 1:
-        facts = [("labels", str(len(runs_by_label))), ("runs", str(len(runs)))]
-        unfinished = sum(not run.is_final for run in runs)
-        facts += [("not finished", str(unfinished))] if unfinished else []
-        facts.append(("training time", number(sum(run.train_s for run in runs), 0, "s")))
-    else:
-        (run,) = runs
-        done = int(run.train["step"][-1]) if run.train["step"].size else 0
-        facts = [
-            ("status", run.status),
-            ("step", f"{done:,} of {run.config.schedule.steps:,}"),
-            ("validation loss", number(run.last("val_loss"), LOSS.decimals)),
-            ("bits per byte", number(run.last("val_bpb"), BPB.decimals)),
-            *best_validation(run),
-            ("training time", number(run.train_s, 1, "s")),
-            ("tokens", number(run.tokens, 0)),
-            ("tokens per second", number(run.tokens_per_s, 0)),
-        ]
-    return facts_list(facts)
-
-
-def best_validation(run: Run) -> list[tuple[str, str]]:
-    """The step of the best validation and its bits per byte or loss, if it is not the last."""
-    if run.best is None or run.best == run.validation["step"].size - 1:
-        return []
-    step, bpb, loss = (run.validation[field][run.best] for field in ("step", "val_bpb", "val_loss"))
-    value = (
-        number(bpb, BPB.decimals, "bits/byte") if math.isfinite(bpb) else number(loss, LOSS.decimals, "nats")
-    )
-    return [("best validation", f"{value} at step {step:,.0f}")]
-
-
-def verdicts(analysis: Analysis) -> str:
-    if not analysis.has_comparison:
-        return "<p>No verdict: a comparison needs runs of at least two recipes.</p>"
-    baseline = escape(analysis.rows[0].label)
-    items = "".join(
-        f'<li class="{row.verdict.outcome.replace(" ", "-")}">{swatch(i)}<b>{escape(row.label)}</b> '
-        f"{escape(row.verdict.words)}{_at_equal_time(row)}</li>"
-        for i, row in enumerate(analysis.rows)
-        if row.verdict
-    )
-    return (
-        f"<p>{escape(analysis.metric.name.capitalize())}, compared with {swatch(0)}<b>{baseline}</b>:</p>"
-        f'<ul class="verdicts">{items}</ul>'
-    )
-
-
-def _at_equal_time(row: Row) -> str:
-    if row.equal_time is None:
-        return ""
-    return f"<br><small>at equal time: {escape(row.equal_time.words)}</small>"
 
 
 def statistics(analysis: Analysis) -> str:
@@ -216,59 +169,6 @@ def runs_table(runs_by_label: RunsByLabel) -> str:
     headers = ["run", "recipe", "seed", "status", "loss", "bits/byte", "training s", "tokens/s"]
     headers += ["resumed at", "machine"]
     return sortable_table("Runs", headers, rows)
-
-
-def _by_content(runs_by_label: RunsByLabel, content: Mapping[str, str]) -> dict[str, list[str]]:
-    """Group labels by equal content: {content: labels}."""
-    groups: dict[str, list[str]] = {}
-    for label in runs_by_label:
-        groups.setdefault(content[label], []).append(label)
-    return groups
-
-
-def routing(runs_by_label: RunsByLabel) -> str:
-    tables = {label: _routing_table(runs[0]) for label, runs in runs_by_label.items()}
-    groups = _by_content(runs_by_label, tables)
-    return "".join(
-        folded(f"routing {'|'.join(labels)}", ", ".join(labels), table) for table, labels in groups.items()
-    )
-
-
-def _routing_table(run: Run) -> str:
-    entries = run.environment.get("routing")
-    if not isinstance(entries, list) or not entries:
-        return "<p>The routing has not been recorded.</p>"
-    rows = [
-        [
-            str(entry.get("parameter", "")),
-            _shape(entry.get("shape")),
-            str(entry.get("optimizer", "")),
-            shown(entry.get("lr")),
-            shown(entry.get("owner")),
-        ]
-        for entry in entries
-        if isinstance(entry, dict)
-    ]
-    return plain_table(
-        "Parameters by optimizer", ["parameter", "shape", "optimizer", "learning rate", "owner rank"], rows
-    )
-
-
-def _shape(shape: Any) -> str:
-    return " × ".join(map(str, shape)) if isinstance(shape, list) and shape else "scalar"
-
-
-def samples(runs_by_label: RunsByLabel) -> str:
-    parts: list[str] = []
-    for runs in runs_by_label.values():
-        for run in runs:
-            if run.samples:
-                body = "".join(
-                    f"<h4>step {sample.step:,}</h4><pre>{escape(sample.text)}</pre>"
-                    for sample in reversed(run.samples)
-                )
-                parts.append(folded(f"samples {run.name}", run.name, body, is_open=not parts))
-    return "".join(parts) or "<p>No samples yet.</p>"
 
 
 def configuration(runs_by_label: RunsByLabel) -> str:

@@ -5,7 +5,6 @@ Like a report it is one file with everything embedded, and its security policy f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from hotlap.json_files import finite
 from hotlap.report.figures import Figure
-from hotlap.report.page import asset, encoded, write_file
+from hotlap.report.page import asset, embedded_json, encoded, scripts, write_file
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ def render_sheet(title: str, headline: str, sections: Sequence[Section]) -> str:
         headline=headline,
         sections="\n".join(map(_section, sections)),
         plotly=get_plotlyjs(),
-        # Without `<`, no text can close the script element that contains it.
-        figures=json.dumps(finite(figures), allow_nan=False).replace("<", "\\u003c"),
-        script=asset("page.js"),
+        figures=embedded_json(finite(figures)),
+        scripts=scripts("figures.js", "page.js"),
     )
 
 

@@ -32,10 +32,11 @@ CONFIG_NAME = "config.json"
 IDEAS_DIRECTORY = "ideas"  # also of an exported model and of a race
 SEALED_FIELD = "sha256"  # in summary.json: {file name: checksum} of what is final when the run ends
 COMMON_FIELDS = ("step", "tokens", "train_s")
-TRAIN_FIELDS = ("loss", "lr", "momentum", "window", "tokens_per_s", "memory_mib", *COMMON_FIELDS)
+RATE_FIELDS = ("tokens_per_s", "memory_mib", "grad_norm")
+TRAIN_FIELDS = ("loss", "lr", "momentum", "window", *RATE_FIELDS, *COMMON_FIELDS)
 VALIDATION_FIELDS = ("val_loss", "val_bpb", "comparable_loss", *COMMON_FIELDS)
 # Fields that a run may not have (bits per byte without a manifest): null or absent in the file, NaN here.
-OPTIONAL_FIELDS = {"val_bpb", "comparable_loss", "momentum", "window", "tokens_per_s", "memory_mib"}
+OPTIONAL_FIELDS = {"val_bpb", "comparable_loss", "momentum", "window", *RATE_FIELDS}
 MAY_DIVERGE = {"loss", "val_loss"}  # null if not finite, but never absent
 
 
@@ -246,7 +247,7 @@ def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
             for pattern in (f"*/{CONFIG_NAME}", f"*/*/{CONFIG_NAME}")
             for config in path.glob(pattern)
             # An export has a configuration too, and an unfinished one is hidden.
-            if (config.parent / "environment.json").is_file() and not config.parent.name.startswith(".")
+            if (config.parent / "environment.json").is_file() and not _is_hidden(config.parent, path)
         ]
         if not configs:
             raise ReportError(
@@ -256,6 +257,10 @@ def find_runs(paths: Sequence[Path]) -> list[list[Path]]:
             )
         found.append([config.parent for config in configs])
     return found
+
+
+def _is_hidden(directory: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in directory.relative_to(below).parts)
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
