@@ -38,7 +38,7 @@ COMMANDS = {
     "export": "export a trained model to a self-contained directory",
     "data": "prepare, inspect and list token data",
     "report": "write an HTML report of one or more runs: curves, statistics, verdicts",
-    "watch": "follow a run in the browser while it trains",
+    "watch": "follow runs in the browser while they train, and compare them",
     "doctor": "show what a run would use on this machine, and what could be added",
     "completion": "print the script that completes commands and settings in a shell",
 }

@@ -291,10 +291,10 @@ def test_a_page_begins_with_what_came_out_in_words(tmp_path):
     )
     assert "Training: 1.1550 bits per byte after" in head({"final_loss": 3.3, "status": None})
     assert "Finished: 3.3000 nats of validation loss after" in head({"has_bpb": False})
-    assert "softcap: final bits/byte 1.1900 ± 0.0495 over 2 runs." in head(
+    assert "softcap : final bits/byte 1.1900 ± 0.0495 over 2 runs." in head(
         {"final_loss": 3.3}, {"final_loss": 3.5}
     )
-    assert "softcap: none of 2 runs has ended yet." in head({}, {}, status=None)
+    assert "softcap : none of 2 runs has ended yet." in head({}, {}, status=None)
     words = head({"recipe": "adamw", "final_loss": 3.5}, {"final_loss": 3.3})
     assert "Final bits/byte, compared with adamw : softcap no evidence either way" in words
 
@@ -362,7 +362,7 @@ def test_a_page_shows_every_part(tmp_path):
     text = text_of(page)
     for part in (
         "A race",
-        "Verdict",
+        "compared with",
         "Time to target",
         "softcap helps",
         "p (Holm)",

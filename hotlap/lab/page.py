@@ -194,7 +194,7 @@ def _effects_figure(tries: Sequence[Try]) -> Figure:
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"title": {"text": "try"}, "automargin": True, "tickformat": "d"},
+            "xaxis": _tries_axis(len(tries)),
             "yaxis": {"title": {"text": f"effect in {' or '.join(sorted(units))}"}, "automargin": True},
         },
     }
@@ -212,7 +212,16 @@ def _gain_figure(tries: Sequence[Try], size: str, unit: str) -> Figure:
         else 0.0
         for one in at_size
     ]
-    return _steps(at_size, list(accumulate(gains)), f"cumulated gain in {unit}", LOOKS[Outcome.HELPS][0])
+    figure = _steps(at_size, list(accumulate(gains)), f"cumulated gain in {unit}", LOOKS[Outcome.HELPS][0])
+    figure["layout"]["yaxis"]["range"] = _from_zero(figure["data"][0]["y"])
+    return figure
+
+
+def _from_zero(values: Sequence[float]) -> list[float]:
+    """A range with zero in it: Plotly's own for equal values is ±1."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    margin = 0.05 * (high - low) or 1.0
+    return [low - margin, high + margin]
 
 
 def _levels_figure(tries: Sequence[Try]) -> Figure:
@@ -232,10 +241,16 @@ def _steps(tries: Sequence[Try], values: Sequence[float], title: str, color: str
         "line": {"shape": "hv", "color": color, "width": 2},
     }
     layout = {
-        "xaxis": {"title": {"text": "try"}, "automargin": True, "tickformat": "d"},
+        "xaxis": _tries_axis(len(tries)),
         "yaxis": {"title": {"text": title}, "automargin": True},
     }
     return {"data": [trace], "layout": layout}
+
+
+def _tries_axis(count: int) -> Figure:
+    """Ticks at whole numbers only."""
+    every = max(1, -(-count // 12))
+    return {"title": {"text": "try"}, "automargin": True, "tickformat": "d", "tick0": 1, "dtick": every}
 
 
 def _levels_text(tries: Sequence[Try]) -> str:

@@ -20,6 +20,7 @@ const VALUE = ",.7~r"; // seven significant digits: what float32 holds, and six 
 const CONFIG = { responsive: true, displayModeBar: false, doubleClick: false };
 const isTouch = matchMedia("(pointer: coarse)").matches;
 let drawings = Promise.resolve();
+let saying;
 
 // {figure: Plotly's data and layout}, first of those that share their x axis, and then of the others.
 function chosen() {
@@ -84,8 +85,15 @@ function drawnOver(range, id, figure) {
   Object.assign(layout.xaxis, scaled(range, view.logX), { showspikes: true, spikemode: "across", spikesnap: "data" });
   Object.assign(layout.xaxis, { spikethickness: 1, spikedash: "dot", spikecolor: color("quiet") });
   Object.assign(layout.yaxis, scaled(rangeY, logY));
-  layout.hovermode = "x unified";
-  return { data, layout };
+  Object.assign(layout, { hovermode: "x unified", hoverdistance: -1 }); // of each curve the nearest point
+  return { data: withOwnX(data), layout };
+}
+
+// Where curves have points at different x, the hover text says at which x each value is.
+function withOwnX(data) {
+  const curves = data.filter((t) => t.visible && t.hoverinfo !== "skip");
+  if (curves.every((t) => String(t.x) === String(curves[0].x))) return data;
+  return data.map((t) => ({ ...t, hovertemplate: t.hovertemplate?.replace("<extra>", " at %{x}<extra>") }));
 }
 
 // An axis with a range in its unit. A logarithmic axis that begins at zero or below shows all that it can.
@@ -158,8 +166,8 @@ function themed(layout) {
     yaxis: { ...line, ...layout.yaxis },
     shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: color("quiet") } })),
     font: { color: color("ink"), family: "system-ui, sans-serif", size: 13 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    paper_bgcolor: color("ground"),
+    plot_bgcolor: color("ground"),
     margin: { l: 50, r: 12, t: 12, b: 44 },
     showlegend: false,
     hovermode: "closest",
@@ -200,9 +208,13 @@ function step(place, key) {
   const index = Math.min(Math.max(target, 0), count - 1);
   place.dataset.at = index;
   Plotly.Fx.hover(place, { xval: curve.x[index] }, "xy");
-  document.getElementById("readout").textContent = [...place.querySelectorAll(".hoverlayer .legend text")]
-    .map((text) => text.textContent)
-    .join(", ");
+  clearTimeout(saying);
+  saying = setTimeout(say, 100, place); // Plotly shows one text in 50 ms
+}
+
+function say(place) {
+  const texts = [...place.querySelectorAll(".hoverlayer text")].map((text) => text.textContent);
+  document.getElementById("readout").textContent = texts.join(", ");
 }
 
 // The loss figure as it is on the page, with title, size and hardware.
@@ -214,7 +226,6 @@ function picture() {
     ...place.layout,
     title: { text: escaped(title), subtitle: { text: escaped(setting), font: { color: color("quiet") } }, x: 0.02 },
     margin: { l: 70, r: 30, t: 90, b: 60 },
-    paper_bgcolor: color("ground"),
     showlegend: true,
     legend: { orientation: "h", yanchor: "bottom", y: 1, x: 1, xanchor: "right" },
     autosize: false,

@@ -68,7 +68,7 @@ def _loss_figure(runs_by_label: RunsByLabel, x: str, y: str, target: Target | No
         if len(runs_by_label) == 1 and y != "loss":
             xs, trained, _, _ = mean_and_range(runs, x, "loss")
             trained = trained * _per_nat(runs, y)
-            traces.append(line(label, color, "dot", xs, trained, name="training", width=1.5))
+            traces.append(line(label, color, "dot", xs, trained, name="training", width=1))
             ranges.append((xs, trained, trained))
         curve = line(label, color, dash, grid, mean, name=label, width=2.5)
         traces.append(with_range(curve, low, high) if len(runs) > 1 else curve)
@@ -83,8 +83,8 @@ def _loss_figure(runs_by_label: RunsByLabel, x: str, y: str, target: Target | No
             | {"line": {"dash": "dash", "width": 1}}
         ]
         layout["annotations"] = [
-            {"text": "target", "xref": "paper", "x": 1, "y": target.value, "showarrow": False}
-            | {"xanchor": "right", "yanchor": "bottom"}
+            {"text": "target", "xref": "paper", "x": 0, "y": target.value, "showarrow": False}
+            | {"xanchor": "left", "yanchor": "bottom"}  # where the curves are far above it
         ]
     focus = focused_range(ranges, target.value if target and has_target_line else None)
     if focus:

@@ -58,7 +58,7 @@ class WatchedFolder(Watched):
         runs_by_label, _ = self.read(query)
         color_of = {run.directory: i for i, runs in enumerate(runs_by_label.values()) for run in runs}
         ticked = {one.name for one in chosen_of(listed, query)}
-        headers = ["run", "recipe", "size", "status", "step", BPB.name, LOSS.name, "training s", "parameters"]
+        headers = ["run", "recipe", "size", "status", "step", "bits/byte", "loss", "training s", "parameters"]
         headers.append("started")
         rows = [_row(one, one.name in ticked, color_of) for one in listed]
         return sortable_table(f"Runs in {self.title}, newest first", headers, rows)

@@ -40,8 +40,10 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     _draw_curves(axes, runs_by_label, y, analysis.target.value if analysis.target else None)
     if analysis.target:
         axes.axhline(analysis.target.value, color="0.4", linewidth=1, linestyle="--", label="target")
-    figure.suptitle(_plain(title), x=0.01, ha="left", fontweight="bold")
-    axes.set_title(_plain(described_setting(runs_by_label)), loc="left", fontsize=8, color="0.4", wrap=True)
+    axes.set_title(_plain(title), loc="left", fontweight="bold", pad=20)
+    setting = _plain(described_setting(runs_by_label))
+    place = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points"}
+    axes.annotate(setting, (0, 1), fontsize=8, color="0.4", **place)
     axes.set_xlabel(X_AXES["train_s"])
     axes.set_ylabel(Y_AXES[y])
     axes.grid(color="0.9")
