@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import hotlap
+from hotlap.cli import dispatch
 from hotlap.errors import ReportError
 from hotlap.files import atomic_directory
 from hotlap.race.directory import RaceDirectory
@@ -158,7 +159,8 @@ def test_a_race_is_watched_with_the_runs_that_train_elsewhere(tmp_path):
 def test_wrong_input(tmp_path, run, server):
     assert "no directory" in complaint(run_hotlap("watch", str(tmp_path / "nowhere")))
     (tmp_path / "empty").mkdir()
-    assert "without config.json" in complaint(run_hotlap("watch", str(tmp_path / "empty")))
+    with pytest.raises(ReportError, match=r"without config\.json"):
+        dispatch(["watch", str(tmp_path / "empty")])
     for port in (server.server_port, 99999):
         with pytest.raises(ReportError, match="a port to listen on"):
             LiveServer(WatchedRun(run), port)

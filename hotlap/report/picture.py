@@ -41,9 +41,15 @@ def write_picture(runs_by_label: RunsByLabel, path: Path, title: str) -> None:
     if analysis.target:
         axes.axhline(analysis.target.value, color="0.4", linewidth=1, linestyle="--", label="target")
     axes.set_title(_plain(title), loc="left", fontweight="bold", pad=20)
-    setting = _plain(described_setting(runs_by_label))
-    place = {"xycoords": "axes fraction", "xytext": (0, 6), "textcoords": "offset points"}
-    axes.annotate(setting, (0, 1), fontsize=8, color="0.4", **place)
+    axes.annotate(
+        _plain(described_setting(runs_by_label)),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6),
+        textcoords="offset points",
+        fontsize=8,
+        color="0.4",
+    )
     axes.set_xlabel(X_AXES["train_s"])
     axes.set_ylabel(Y_AXES[y])
     axes.grid(color="0.9")
