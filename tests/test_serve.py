@@ -15,10 +15,10 @@ from pathlib import Path
 
 import openai
 import pytest
-import torch
 
 import hotlap
 from hotlap.commands.train import next_steps
+from hotlap.inference.options import SampleOptions
 from hotlap.serve.engine import Engine
 from hotlap.serve.guard import LARGEST_BODY, HostNames
 from tests.command import complaint
@@ -45,6 +45,10 @@ def written_by_sample(prompt: str, **options) -> list[str]:
     return [text.removeprefix(prompt) for text in loaded_run().generate(prompt, **options)]
 
 
+def ids_of_sample(prompt: str, **options) -> list[int]:
+    return [token for (token,) in loaded_run().generate_steps(prompt, SampleOptions(**options))]
+
+
 def test_models_are_listed_and_found(client):
     assert [model.id for model in client.models.list()] == ["lap", "other"]
     assert client.models.retrieve("other").owned_by == "hotlap"
@@ -57,10 +61,11 @@ def test_a_seed_gives_the_text_of_hotlap_sample_every_time(client):
         answer = client.completions.create(model="lap", **asked)
         assert answer.choices[0].text == expected
     assert answer.object == "text_completion"
-    prompt_tokens = len(loaded_run().tokenizer.encode(PROMPT))
-    written = loaded_run().tokenizer.encode(expected)
-    assert answer.usage.prompt_tokens == prompt_tokens
-    assert len(written) <= answer.usage.completion_tokens == answer.usage.total_tokens - prompt_tokens <= 40
+    assert answer.usage.prompt_tokens == len(loaded_run().tokenizer.encode(PROMPT))
+    assert answer.usage.completion_tokens == len(
+        ids_of_sample(PROMPT, seed=5, temperature=0.9, max_tokens=40)
+    )
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     other = client.completions.create(model="lap", **{**asked, "seed": 6})
     assert other.choices[0].text != expected
 
@@ -130,22 +135,22 @@ def test_a_text_ends_before_its_stop_sequence(client):
 
 
 def test_log_probabilities_are_those_of_the_model(client):
-    answer = client.completions.create(
-        model="lap", prompt=PROMPT, seed=1, max_tokens=8, logprobs=3, echo=True, temperature=0.7
-    )
+    asked = {"seed": 1, "max_tokens": 8, "temperature": 0.7}
+    answer = client.completions.create(model="lap", prompt=PROMPT, logprobs=3, echo=True, **asked)
     choice, tokenizer = answer.choices[0], loaded_run().tokenizer
     assert choice.text.startswith(PROMPT)
-    ids = tokenizer.encode(choice.text).tolist()
-    expected = loaded_run().logits(choice.text).double()[:, : tokenizer.vocab_size].log_softmax(-1)
-    told = choice.logprobs
-    if [tokenizer.decode([one]) for one in ids] != told.tokens:
-        pytest.skip("this text is tokenized otherwise than it was written")
-    own = expected[range(len(ids)), ids]
-    torch.testing.assert_close(torch.tensor(told.token_logprobs).double(), own, rtol=0, atol=1e-4)
-    for row, likeliest in zip(expected, told.top_logprobs, strict=False):
-        assert max(likeliest.values()) == pytest.approx(row.max().item(), abs=1e-4)
-        assert len(likeliest) == 3
-    assert told.text_offset[: len(tokenizer.encode(PROMPT)) + 1][-1] == len(PROMPT)
+    prompt = tokenizer.encode(PROMPT).tolist()
+    ids = [*prompt, *ids_of_sample(PROMPT, **asked)]
+    logits = loaded_run().logits([tokenizer.end_of_text, *ids])[:-1, : tokenizer.vocab_size]
+    expected = logits.double().log_softmax(-1)
+    told, own = choice.logprobs, expected[range(len(ids)), ids]
+    assert told.token_logprobs == pytest.approx(own.tolist(), abs=1e-4)
+    assert len(told.top_logprobs) == len(told.tokens) == len(ids)
+    for row, likeliest in zip(expected, told.top_logprobs, strict=True):
+        values = sorted(likeliest.values(), reverse=True)
+        assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+    assert told.tokens[: len(prompt)] == [tokenizer.decode([one]) for one in prompt]
+    assert told.text_offset[: len(prompt) + 1][-1] == len(PROMPT)
     scored = client.completions.create(model="lap", prompt=ids, max_tokens=0, logprobs=1, echo=True)
     assert scored.choices[0].logprobs.token_logprobs == pytest.approx(own.tolist(), abs=1e-4)
     assert scored.usage.completion_tokens == 0

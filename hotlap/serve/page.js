@@ -7,6 +7,7 @@ const [prompt, status_, columns, tooltip] = ["prompt", "status", "columns", "alt
 let models = [];
 let running = null; // an AbortController while texts are being written
 let last = null; // the last request, for Regenerate
+let shown = null; // the token whose alternatives are shown
 
 // A link may bring the token behind its #, which no browser sends to any server.
 const inLink = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -195,6 +196,7 @@ function visible(text) {
 
 function showAlternatives(token) {
   hideAlternatives();
+  shown = token;
   token.element.classList.add("shown");
   const table = document.createElement("table");
   const drawn = [token.drawn, token.logprob];
@@ -212,7 +214,13 @@ function showAlternatives(token) {
   tooltip.replaceChildren(table);
   tooltip.hidden = false;
   token.element.setAttribute("aria-describedby", tooltip.id);
-  const [box, own] = [token.element.getBoundingClientRect(), tooltip.getBoundingClientRect()];
+  placeAlternatives();
+}
+
+// Below the token, or above it where there is no room; also while the page scrolls.
+function placeAlternatives() {
+  if (!shown) return;
+  const [box, own] = [shown.element.getBoundingClientRect(), tooltip.getBoundingClientRect()];
   const left = Math.max(8, Math.min(box.left, innerWidth - own.width - 8));
   const below = box.bottom + 6 + own.height <= innerHeight || box.top < own.height + 6;
   tooltip.style.left = `${left}px`;
@@ -220,6 +228,7 @@ function showAlternatives(token) {
 }
 
 function hideAlternatives() {
+  shown = null;
   tooltip.hidden = true;
   for (const element of document.querySelectorAll(".token.shown")) {
     element.classList.remove("shown");
@@ -300,6 +309,6 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-addEventListener("scroll", hideAlternatives, { passive: true });
+addEventListener("scroll", placeAlternatives, { passive: true });
 
 loadModels().catch(tellFailure);
