@@ -40,6 +40,8 @@ def launched(*words: str) -> str:
         (["slurm", "softcap", "--nodes", "0"], "--nodes of 1 or more; found 0"),
         (["slurm", "softcap", "--optim.muon.lrr", "1"], "did you mean `--optim.muon.lr`"),
         (["slurm", "softcap", "--name", "../x"], "a run name"),
+        (["slurm", "softcap", "--log", "mlflow"], "found mlflow; choose one"),
+        (["slurm", "softcap", "--out", "nowhere/job.sh"], "to write nowhere/job.sh"),
         (["slurm", "softcap", "--spot"], "--spot with sky only"),
         (["docker", "softcap", "--nodes", "2"], "one node for docker"),
         (["docker", "softcap", "--device", "tpu"], "tpu"),

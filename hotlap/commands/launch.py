@@ -107,6 +107,7 @@ def job_of(args: argparse.Namespace) -> Job:
     """Checks the run as `hotlap train` would, as far as it can be known here."""
     from hotlap.plan.machine import gpu_machine
     from hotlap.runs.directory import check_name
+    from hotlap.runs.trackers import check_names
     from hotlap.train.run import check_ranks
 
     on_cpu = args.device == "cpu"
@@ -122,6 +123,7 @@ def job_of(args: argparse.Namespace) -> Job:
         gpu_machine(gpu_name(args), gpus, args.nodes, None, config.runtime.precision)  # refuses some GPUs
     name = args.name or f"{recipe.name}-{size}"
     check_name(name)
+    check_names(args.log)  # it is the other machine that needs the package
     own = {option: getattr(args, option) for option in ("data", "runs")}
     given = {**{option: value for option, value in own.items() if value}, **SAVES, **settings}
     options = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", value)]

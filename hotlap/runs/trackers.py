@@ -172,10 +172,15 @@ def complaint(name: str, problem: Exception) -> str:
 
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse unknown names and packages that are not installed."""
+    check_names(names)
+    for name in names:
+        _require(name)
+
+
+def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(expected=f"--log {', '.join(TRACKERS)}", found=name, do="choose one of those")
-        _require(name)
 
 
 def values(line: Line) -> dict[str, float]:
