@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 # and when done some of another's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: lap lint test test-all bench campaign docs recipes-table setup triton ray clean
+.PHONY: lap lint test test-all bench campaign docs recipes-table setup triton ray others clean
 
 # What a lap needs, at the versions in the first part of constraints.txt: pip has nothing to resolve. Where torch
 # comes with CUDA it needs more, which `pip check` finds. Python compiles what it imports, pip need not all.
@@ -37,6 +37,10 @@ triton: .venv/.ready
 # Ray (0.3 GB) lets tests of races on a cluster start one on this machine. Without it they are skipped by name.
 ray: .venv/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[ray]'
+
+# transformers and EleutherAI's harness (0.3 GB) let their tests run. Without them they are skipped by name.
+others: .venv/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[share,eval]'
 
 lap: setup
 	$(BIN)/hotlap train sprint --size nano

@@ -104,7 +104,7 @@ def check_repository(loaded: LoadedModel, directory: Path) -> None:
 def rows_to_check(loaded: LoadedModel) -> list[list[int]]:
     """A document longer than the window, several documents, and one token.
 
-    Their lengths differ by no multiple of a block, so that padding shifts the blocks of a window.
+    The lengths of the first two differ by no multiple of a block, so that blocks with padding would differ.
     """
     end, visibility = loaded.tokenizer.end_of_text, loaded.visibility
     length = max(CHECKED_TOKENS, visibility.window_tokens + 2 * visibility.block_size)
@@ -113,7 +113,7 @@ def rows_to_check(loaded: LoadedModel) -> list[list[int]]:
     other = (end + 1) % loaded.tokenizer.vocab_size
     document = [end, *(other if token == end else token for token in made_up_tokens(loaded, length - 1))]
     documents = document[: length - 37]
-    documents[length // 3] = documents[length // 2] = end
+    documents[length // 8] = documents[length // 4] = end  # the last is longer than the window, too
     return [document, documents, [end]]
 
 
