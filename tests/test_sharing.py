@@ -146,7 +146,7 @@ class TestWithTransformers:
         monkeypatch.setattr(hotlap.sharing.repository.speedrun, "config_values", without_documents)
         run = trained_run("softcap", "shared-softcap", "--steps 20")
         words = ("export", str(run), str(tmp_path / "model"), "--to", "transformers", "--device", "cpu")
-        assert "logits of the exported model within" in complaint(in_process(capsys, *words))
+        assert "logits of the exported model equal to the run's" in complaint(in_process(capsys, *words))
         assert list(tmp_path.iterdir()) == []
 
     def test_the_command_says_what_it_did_and_hotlap_refuses_to_load_it(self, capsys, tmp_path):
@@ -155,7 +155,7 @@ class TestWithTransformers:
         result = in_process(capsys, *words)
         assert result.returncode == 0, result.stderr
         assert result.stderr == ""
-        assert "within 1e-5 of the run's" in result.stdout
+        assert "its logits equal the run's to 1e-5 of the largest" in result.stdout
         card = (target / "README.md").read_text()
         assert "library_name: transformers" in card
         assert "AutoModelForCausalLM" in card

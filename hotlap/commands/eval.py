@@ -53,7 +53,7 @@ def configure(parser: Parser) -> None:
 
 def at_least(smallest: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdigit() or int(text) < smallest:
+        if not text.isdecimal() or int(text) < smallest:
             raise argparse.ArgumentTypeError(f"{text} is not a number of at least {smallest}")
         return int(text)
 
@@ -67,16 +67,20 @@ def run(args: argparse.Namespace) -> int:
 
 def check_together(args: argparse.Namespace) -> None:
     """Refuse options of tasks without --tasks, and options of data with it."""
-    of_tasks = ("include_path", "limit", "num_fewshot", "batch_size")
-    unused = ("data", "tokens") if args.tasks is not None else of_tasks
-    given = [name for name in unused if getattr(args, name) is not None]
-    if given:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if args.tasks is None:
+        if alone := given(args, "include_path", "limit", "num_fewshot", "batch_size"):
+            raise ConfigError(expected=f"--tasks with {alone}", found="none", do="add --tasks")
+    elif of_data := given(args, "data", "tokens"):
         raise ConfigError(
-            expected="--tasks, or options of data" if args.tasks is not None else f"--tasks with {options}",
-            found=f"--tasks and {options}" if args.tasks is not None else "none",
-            do="evaluate data and tasks one after the other" if args.tasks is not None else "add --tasks",
+            expected="--tasks, or options of data",
+            found=f"--tasks and {of_data}",
+            do="evaluate one after the other",
         )
+
+
+def given(args: argparse.Namespace, *names: str) -> str:
+    """Which of these options the user gave, as they are written."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None)
 
 
 def run_tasks(args: argparse.Namespace) -> int:

@@ -95,7 +95,7 @@ def check_repository(loaded: LoadedModel, directory: Path) -> None:
     too_large = [one for one in differences if not one <= TOLERANCE]  # NaN, too
     if too_large:
         raise CheckpointError(
-            expected=f"logits of the exported model within {TOLERANCE} of the run's",
+            expected=f"logits of the exported model equal to the run's, to {TOLERANCE} of the largest",
             found=f"a difference of {too_large[0]:.1e}",
             do="report it, with the version of transformers; nothing was written",
         )
@@ -207,5 +207,6 @@ print(tokenizer.batch_decode(outputs, skip_special_tokens=True))
 TRANSFORMERS_FORM = Form(
     write_repository,
     check_repository,
-    "loaded with transformers, its logits are within 1e-5 of the run's, also with padding and with a cache",
+    "loaded with transformers, its logits equal the run's to 1e-5 of the largest, also with padding and with"
+    " a cache",
 )
