@@ -93,6 +93,9 @@ class OptimConfig:
 @dataclass(frozen=True)
 class ScheduleConfig:
     steps: int = setting(1750, "optimizer steps of the run")
+    minutes: float = setting(
+        0.0, "change the number of steps on the way so that the command ends after this time; 0: leave it"
+    )
     kind: Literal["trapezoid", "triangular", "cosine"] = setting(
         "trapezoid",
         "learning rate: constant then linear decay to 0; linear warmup then linear decay; or cosine",
@@ -108,7 +111,7 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "window_start_tokens", "window_end_tokens", "window_multiple_tokens")
-        require_not_negative(self, "warmup_steps", "cooldown_steps", "window_offset_tokens")
+        require_not_negative(self, "minutes", "warmup_steps", "cooldown_steps", "window_offset_tokens")
         require_fraction(self, "cooldown_fraction", "final_lr_fraction")
         require(
             not (self.cooldown_steps and self.cooldown_fraction),

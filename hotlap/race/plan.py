@@ -197,6 +197,12 @@ def _config(recipe: str, size: str, changes: Mapping[str, Any]) -> Config:
     """The configuration as `hotlap train` builds it. A setting without effect is an error."""
     config = resolve(recipe, size, changes)
     check_used(config, changes)
+    if config.schedule.minutes:
+        raise RaceError(
+            expected="runs that end by their number of steps, so that they can be compared",
+            found=f"schedule.minutes = {config.schedule.minutes:g}",
+            do="give --steps",
+        )
     return config
 
 

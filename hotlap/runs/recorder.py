@@ -33,6 +33,9 @@ class Recorder:
     def sampled(self, step: int, text: str) -> None:
         pass
 
+    def replanned(self, step: int, steps: int, text: str) -> None:
+        pass
+
     def __enter__(self) -> Self:
         return self
 
@@ -112,6 +115,14 @@ class MainRecorder(Recorder):
         for line in lines:
             self.run.append_log(line)
             self._print(line)
+
+    def replanned(self, step: int, steps: int, text: str) -> None:
+        """From `step` on the run has another number of steps."""
+        self.steps = steps
+        self._time_left = TimeLeft(steps, step)
+        self.run.append_metrics({"kind": "plan", "step": step, "steps": steps})
+        self.run.append_log(f"step:{step}/{steps} {text}")
+        self._print(text)
 
     def _print(self, line: str) -> None:
         if self._live is not None:

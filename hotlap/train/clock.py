@@ -27,6 +27,11 @@ class Clock:
         for name, earlier in seconds.items():
             self.seconds[name] += earlier
 
+    @property
+    def total_s(self) -> float:
+        """All seconds so far, of earlier processes too. Does not synchronize."""
+        return sum(self.seconds.values()) + time.perf_counter() - self._since
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the `with` block as phase `name`, then switch back to the previous phase."""

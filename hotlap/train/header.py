@@ -90,6 +90,12 @@ def header_lines(lap: Lap, progress: TrainingProgress, directory: Path) -> list[
         f"checkpoint {config.checkpoint.describe(world.world_size)}",
         f"optimizers {lap.routing.summary()} (--verbose lists them)",
     ]
+    if config.schedule.minutes and not progress.step:
+        lines.insert(
+            7,
+            f"pace       ends after {60 * config.schedule.minutes:g} s, set-up included: the number of steps"
+            " is planned again on the way",
+        )
     lines[1:1] = [line for file in lap.ideas.files for line in idea_lines(file)]
     if lap.workers is not None:
         at_once = min(sequences, lap.workers.count)

@@ -33,6 +33,7 @@ from hotlap.train.evaluation import Evaluation, may_reach_target, validate
 from hotlap.train.flops import peak_memory_mib
 from hotlap.train.gradients import averaged, summed_in_order
 from hotlap.train.lap import Lap
+from hotlap.train.pace import Pace, with_steps
 from hotlap.train.readback import Readback
 from hotlap.train.snapshot import Snapshots, TrainingProgress
 from hotlap.train.trend import Trend, end_after, out_of_patience, rise_line
@@ -55,6 +56,7 @@ class Trainer:
         recorder: Recorder,
         snapshots: Snapshots,
         stop: StopRequest,
+        pace: Pace | None = None,
     ) -> None:
         self.lap = lap
         self.progress = progress
@@ -62,6 +64,7 @@ class Trainer:
         self.recorder = recorder
         self.snapshots = snapshots
         self.stop = stop
+        self.pace = pace  # None: the number of steps stays as it is
         self.parameters = [p for p in lap.model.parameters() if p.requires_grad]
         # A checkpoint is saved after its validation, which a resumed run does not repeat.
         validated = progress.evaluation if progress.evaluated_step == progress.step else None
@@ -72,15 +75,16 @@ class Trainer:
         self._updated = True  # False if the last step was skipped
         self._save_overdue = False  # by the main rank's clock
         self._stop_requested = False  # on any rank
+        self._planned_steps = 0  # another number of steps for the run; 0: none
         self._reads_late = reads_late(lap)
         self._unread: QueuedStep | None = None
         self._since = time.perf_counter()  # when the step before the unread one was read
 
     def run(self) -> str:
         """Train until the run is "finished" or "interrupted", or ends at its "target" or by "patience"."""
-        steps = self.lap.config.schedule.steps
         self.clock.switch("training")
         while True:
+            steps = self.lap.config.schedule.steps
             self.lap.masking.set_step(self.progress.step)
             if self._validation_due():
                 self._read_last_step()
@@ -95,6 +99,8 @@ class Trainer:
                 self._save()
             self._improved = False
             self.update()
+            if self._planned_steps:
+                self._change_steps()
             if self._stop_requested:
                 self._save()
                 return "interrupted"
@@ -135,6 +141,29 @@ class Trainer:
         else:
             self._record(step)
 
+    def _plan_steps(self) -> int:
+        """By the clock of this rank, how many steps end the run in time; 0 if the present number does."""
+        assert self.pace is not None, "the run has a pace"
+        config, step, parts = self.lap.config, self.progress.step, self.lap.data.validation_parts
+        steps, every = config.schedule.steps, config.evaluation.every_steps
+        tokens = 0  # that are left to validate
+        if parts is not None:
+            before_the_last = (steps - 1) // every - step // every if every else 0
+            tokens = (before_the_last + 1) * parts.common.tokens + parts.rest.tokens
+        return self.pace.new_steps(step, steps, tokens, samples=4 - self._quarters_sampled) or 0
+
+    def _change_steps(self) -> None:
+        """Go on with another number of steps, from a checkpoint: a resumed run goes on with the same."""
+        lap, steps = self.lap, max(self._planned_steps, self.progress.step)
+        before, self._planned_steps = lap.config.schedule.steps, 0
+        lap.config = with_steps(lap.config, steps)
+        lap.masking.config = lap.config
+        self._read_last_step()
+        line = f"pace: {steps:,} steps instead of {before:,}, to end in time"
+        self.recorder.replanned(self.progress.step, steps, line)
+        self._save()
+        self.snapshots.write_config(lap.config)
+
     def _read_last_step(self) -> None:
         """Read the step that was queued last, unless it has been read."""
         step, self._unread = self._unread, None
@@ -149,14 +178,16 @@ class Trainer:
         return averaged(lap, batch) if lap.workers is None else summed_in_order(lap, lap.workers, batch)
 
     def _reduced_figures(self, loss: Tensor, norm: Tensor | None) -> Tensor:
-        """(4,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the
-        main rank's checkpoint is overdue, and the gradient norm, 0 without clipping.
+        """(5,) float32: the mean loss over all ranks, how many ranks were asked to stop, whether the
+        main rank's checkpoint is overdue, another number of steps that it plans for the run, 0 for none,
+        and the gradient norm, 0 without clipping.
         """
-        world = self.lap.distributed
+        world, loss = self.lap.distributed, loss.float()
         overdue = world.is_main and self.snapshots.overdue(world.world_size)
+        planned = self._plan_steps() if world.is_main and self.pace else 0
         # Filled on the device: a copy of Python's values would wait for it.
-        flags = [torch.full_like(loss, float(flag)) for flag in (self.stop.requested, overdue)]
-        figures = torch.stack([loss, *flags]).float()
+        flags = [torch.full_like(loss, float(flag)) for flag in (self.stop.requested, overdue, planned)]
+        figures = torch.stack([loss, *flags])
         if dist.is_initialized():
             dist.all_reduce(figures)
             figures[0] = figures[0] / dist.get_world_size() if self.lap.workers is None else loss
@@ -165,9 +196,10 @@ class Trainer:
 
     def _decide(self, step: QueuedStep) -> None:
         """Decide by the figures of a step, the same on all ranks, whether and how to go on."""
-        loss, stops, overdues, norm = step.figures.values()
+        loss, stops, overdues, planned, norm = step.figures.values()
         self._stop_requested = stops > 0
         self._save_overdue = overdues > 0
+        self._planned_steps = int(planned)
         # Clipping by a non-finite norm leaves every gradient zero or NaN.
         self._updated = math.isfinite(loss) and math.isfinite(norm)
         if not self._updated:
@@ -175,7 +207,7 @@ class Trainer:
 
     def _record(self, step: QueuedStep) -> None:
         lap, progress = self.lap, self.progress
-        loss, _, _, norm = step.figures.values()
+        loss, *_, norm = step.figures.values()
         progress.training_s = self.clock.training_s
         now = time.perf_counter()
         self.recorder.trained(
@@ -221,11 +253,14 @@ class Trainer:
             progress.evaluated_step = progress.step
             self._sample()
             return
+        began = time.perf_counter()
         with self.clock.phase("validation"):
             map_batches = lap.workers.map if lap.workers else map
             evaluation = validate(
                 lap.batch_loss, parts, lap.data.bytes_per_token, self._needs_all_tokens, map_batches
             )
+        if self.pace is not None:
+            self.pace.validated(evaluation.tokens or 0, time.perf_counter() - began)
         trend, before = self._trend_with(evaluation), progress.trend
         progress.evaluation, progress.evaluated_step, progress.trend = evaluation, progress.step, trend
         self._improved = trend.best_step == progress.step
@@ -281,9 +316,12 @@ class Trainer:
             return
         self._quarters_sampled = quarter
         if self.lap.distributed.is_main:
+            began = time.perf_counter()
             with self.clock.phase("validation"):
                 text = sample_text(self.lap.model, self.lap.config, tokenizer, progress.step)
             self.recorder.sampled(progress.step, text)
+            if self.pace is not None:
+                self.pace.sampled(time.perf_counter() - began)
 
     def _save(self) -> None:
         self._read_last_step()

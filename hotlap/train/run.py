@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from hotlap.train.idea_difference import described, difference_table
 from hotlap.train.ideas import Ideas
 from hotlap.train.lap import Lap, build_lap
 from hotlap.train.loop import Trainer
+from hotlap.train.pace import Pace
 from hotlap.train.snapshot import Snapshots, TrainingProgress, fingerprint_of, restore
 from hotlap.train.start import check_same_start
 from hotlap.train.trend import Trend
@@ -65,6 +67,7 @@ class RunOptions:
     starts_over: bool = False  # the run exists, but its last process left no checkpoint
     verbose: bool = False  # print the optimizer of every parameter
     ideas: tuple[IdeaFile, ...] = ()
+    began: float | None = None  # when the command was given, as `time.time()`; None: when the run is
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         distributed = stack.enter_context(process_group(device.type, timeout))
         open_device(distributed.device)
         clock = clock_for(distributed.device)
+        if options.began is not None:
+            clock.go_on_from({"setup": max(0.0, time.time() - options.began)})
         # One rank per node prepares the data. The others wait only as long as for any collective, so a corpus
         # that takes longer has to be prepared before.
         directory = data_directory(config)
@@ -110,9 +115,11 @@ def run(config: Config, options: RunOptions, console: Console) -> Result:
         snapshots = Snapshots(run_directory, config.checkpoint, progress)
         # Not earlier: before there is a run to save, Ctrl-C should end the process at once.
         stop = stack.enter_context(StopRequest())
+        keeps_pace = config.schedule.minutes > 0 and options.resume_from is None
+        pace = Pace(config.schedule.minutes, clock, progress.step) if keeps_pace else None
         try:
             with lap.ideas.blamed():
-                status = Trainer(lap, progress, clock, recorder, snapshots, stop).run()
+                status = Trainer(lap, progress, clock, recorder, snapshots, stop, pace).run()
         except DivergenceError:
             conclude(lap, progress, clock, "diverged", run_directory)
             raise

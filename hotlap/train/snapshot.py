@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hotlap.config import CheckpointConfig
+from hotlap.config import CheckpointConfig, Config
 from hotlap.data.order import LoaderState
 from hotlap.data.stream import TokenStream
 from hotlap.distributed.process_group import broadcast_from_main
@@ -80,6 +80,11 @@ class Snapshots:
             return True
         since = time.monotonic() - self._saved_at
         return broadcast_from_main(self._save_took_s <= MOST_SAVING_FRACTION * since)
+
+    def write_config(self, config: Config) -> None:
+        """Of a run that goes on with other settings than it began with."""
+        if self.run is not None:
+            self.run.write_config(config)
 
     def newest(self) -> Path | None:
         return next(reversed(store.stored(self.run.checkpoints).values()), None) if self.run else None
