@@ -90,6 +90,12 @@ class Config:
             str(self.batch.micro_sequences),
             "add --micro-sequences 1",
         )
+        require(
+            self.runtime.reduction != "fixed" or not self.model.dropout,
+            "model.dropout of 0 with runtime.reduction fixed: what is dropped depends on the threads",
+            str(self.model.dropout),
+            "leave one out",
+        )
         if self.attention.window_unit == "blocks":
             require(
                 self.schedule.window_multiple_tokens == block,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hotlap.config.checks import require, require_not_negative, require_positive
+from hotlap.config.checks import require, require_decay, require_not_negative, require_positive
 from hotlap.settings import setting
 
 
@@ -40,6 +40,9 @@ class ModelConfig:
         0, "rows of the hashed bigram table that is added to the embedding; 0: no table"
     )
     drop_attention: bool = setting(False, "no attention in layer ⌊7·num_layers/12⌋")
+    dropout: float = setting(
+        0.0, "training: fraction of the features of x0, and of the last block's output, that are zeroed"
+    )
     bf16_embeddings: bool = setting(False, "store embedding tables in bfloat16 when activations are bfloat16")
 
     def __post_init__(self) -> None:
@@ -54,6 +57,7 @@ class ModelConfig:
             "rotary_base",
         )
         require_not_negative(self, "softcap", "bigram_rows")
+        require_decay(self, "dropout")
         require(
             self.width % self.num_heads == 0,
             "`width` divisible by `num_heads`",
@@ -80,9 +84,9 @@ class ModelConfig:
         )
         if self.architecture == "gpt2":
             require(
-                self.num_kv_heads is None and not self.bigram_rows,
-                "num_kv_heads none and bigram_rows 0, because gpt2 supports neither",
-                f"num_kv_heads {self.num_kv_heads}, bigram_rows {self.bigram_rows}",
+                self.num_kv_heads is None and not self.bigram_rows and not self.dropout,
+                "num_kv_heads none, bigram_rows 0 and dropout 0, because gpt2 supports none of them",
+                f"num_kv_heads {self.num_kv_heads}, bigram_rows {self.bigram_rows}, dropout {self.dropout}",
                 "leave them out, or use another recipe",
             )
         else:

@@ -97,10 +97,16 @@ class GPT(nn.Module):
         x = self.embed(tokens_T).to(self.dtype)
         if self.bigrams is not None:
             x = x + self.bigrams(tokens_T, plans[0].previous(tokens_T)).to(self.dtype)
-        x0 = norm(x)
+        x0 = self.drop_out(norm(x))
         if self.config.values == "first-layer":
             return Embedded(x0, self.first_layer_values(x0), rotation)
         return Embedded(x0, self.value_embeddings(tokens_T), rotation)
+
+    def drop_out(self, x_TC: Tensor) -> Tensor:
+        """Dropout (https://jmlr.org/papers/v15/srivastava14a.html), where gradients are computed."""
+        if not (self.config.dropout and self.training and torch.is_grad_enabled()):
+            return x_TC
+        return F.dropout(x_TC, self.config.dropout)
 
     def run_blocks(self, embedded: Embedded, plans: Sequence[AttentionPlan]) -> Tensor:
         """(T, C): the residual stream after the encoder half and the decoder half."""
@@ -120,7 +126,7 @@ class GPT(nn.Module):
 
     def loss_of(self, x_TC: Tensor, targets_T: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
         """The loss at the end of the residual stream."""
-        x_TC = norm(x_TC)
+        x_TC = self.drop_out(norm(x_TC))
         if type(self.head) is not Head:  # of another class, which may compute other logits
             return F.cross_entropy(self.head(x_TC).float(), targets_T, reduction=reduction)
         return self.loss(x_TC, self.head.weight, targets_T, self.head.softcap, reduction=reduction)
