@@ -44,7 +44,8 @@ PEERS = {
     ("dtype", "bf16", "fp16"): "precision",
     ("use_wandb", "wandb", "wandb_log", "report_to"): "log",
     ("nproc_per_node", "num_gpus", "devices", "world_size"): "procs gpus",
-    ("time_budget", "max_time", "max_train_minutes", "minutes", "budget"): "minutes",
+    ("time_budget", "time_limit", "max_time", "max_train_minutes", "minutes", "budget"): "minutes budget",
+    ("attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout_rate"): "model.dropout",
     ("max_new_tokens", "max_tokens", "n_predict", "length"): "tokens",
     ("num_samples", "num_return_sequences"): "samples",
     ("start", "text", "input"): "prompt",
@@ -87,6 +88,8 @@ def _advice(
             item.name.replace("_", "-"): f"--{item.name.replace('_', '-')}" for item in settings_of(Config)
         }
     here = [name for name in _ours(dashed) if name in known or (settings and is_setting(name))]
+    if "minutes" not in own:  # a setting as well, which is for `hotlap train` to choose
+        here = [name for name in here if name != "minutes"]
     if here:
         return "here it is " + " or ".join(f"`--{name}`" for name in here)
     homes = [name for name, options in others.items() if dashed in options and name != command]
@@ -94,7 +97,7 @@ def _advice(
         return "it belongs to " + ", ".join(f"`hotlap {name}`" for name in homes)
     if not settings and (is_setting(option) or _ours(dashed)):
         return "settings are given to `hotlap train`"
-    leaves = {name.rsplit(".", 1)[-1]: name for name in known}
+    leaves = {name.rsplit(".", 1)[-1]: name for name in reversed(known)}  # the command's own come first
     matches = difflib.get_close_matches(dashed, [*known, *leaves], n=1, cutoff=0.6)
     if matches:
         return f"did you mean `--{leaves.get(matches[0], matches[0])}`?"
