@@ -31,7 +31,8 @@ PARTS = (
     *("step", "attention", "head", "head_traffic", "muon"),
     *("loader", "scaling", "contention", "start", "lap", "serving"),
 )
-LONG_PARTS = ("marks", "memory", "overlap", "fixed")  # not run by default; overlap needs root
+LONG_PARTS = ("marks", "memory", "overlap", "fixed", "dial")  # not run by default; overlap needs root
+WITH_A_FILE = ("dial",)  # these also write a file of their own
 TITLE = """# Benchmarks
 
 Written by `python -m bench --write`; do not edit. Compare ratios within one run, not times across
@@ -50,9 +51,10 @@ def described() -> str:
     )
 
 
-def run_part(part: str) -> str:
+def run_part(part: str, *, write: bool) -> str:
     """Run one part, echo its output, and return it."""
     command = [sys.executable, "-u", "-m", f"bench.{part}"]
+    command += ["--write"] if write and part in WITH_A_FILE else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None, "stdout is a pipe"
     lines = []
@@ -95,7 +97,7 @@ def main() -> None:
         where = described()
         print(f"\n{part}: {question}\n{where}\n", flush=True)
         started = time.monotonic()
-        output = run_part(part)
+        output = run_part(part, write=arguments.write)
         print(f"\n{part} took {time.monotonic() - started:.0f} s", flush=True)
         if arguments.write:
             write_section(part, question, where, output)

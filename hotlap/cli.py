@@ -115,7 +115,7 @@ def dispatch(argv: Sequence[str]) -> int:
         raise ConfigError(
             expected="a command",
             found="none",
-            do="`hotlap train sprint` trains a model in minutes, `hotlap --help` lists all commands",
+            do="`hotlap train --minutes 2` trains a model, `hotlap --help` lists all commands",
         )
     if args.command not in COMMANDS:
         known = list(COMMANDS)

@@ -28,8 +28,11 @@ def test_help_names_every_command_and_answers_at_once():
     "arguments, part",
     [
         (["trian", "softcap"], "did you mean `train`"),
-        ([], "`hotlap train sprint` trains a model in minutes"),
-        (["train"], "a RECIPE; found none; `hotlap train sprint`"),
+        ([], "`hotlap train --minutes 2` trains a model"),
+        (
+            ["train"],
+            "a RECIPE, or --minutes M, which chooses the rest; found neither",
+        ),
         (["train", "softcp"], "did you mean `softcap`"),
         (["train", "softcap", "--size", "nanoo"], "did you mean `nano`"),
         (["train", "softcap", "--optim.muon.lrr", "1"], "did you mean `--optim.muon.lr`"),

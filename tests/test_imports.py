@@ -44,6 +44,7 @@ LEVELS = {
     "train": 7,
     "race": 8,
     "plan": 8,
+    "dial": 8,
     "acceptance": 9,
     "lab": 9,
     "emulation": 8,

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 import hotlap
-from hotlap.commands.train import next_steps
+from hotlap.commands.results import next_steps
 from hotlap.inference.options import SampleOptions
 from hotlap.serve.engine import Engine
 from hotlap.serve.guard import LARGEST_BODY, HostNames

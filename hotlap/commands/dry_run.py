@@ -39,9 +39,12 @@ def estimate_lines(config: Config, processes: int) -> list[str]:
     if not machine.peak_tflops:
         return [f"time       unknown: no matmul peak is known of {machine.name}", steps]
     planned = estimate(config, machine)
+    time = described_time(planned)
+    if config.schedule.minutes:
+        time = f"{60 * config.schedule.minutes:g} s for the whole command; the steps follow the clock"
     mib = planned.memory.peak_bytes / 2**20
     memory = f"memory     about {mib:,.0f} MiB of tensors per process, at the peak"
-    return [f"time       {described_time(planned)}", memory, steps]
+    return [f"time       {time}", memory, steps]
 
 
 def machine_here(config: Config, device: torch.device, processes: int) -> Machine:

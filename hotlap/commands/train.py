@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import shutil
-import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from hotlap.cli import Parser
-from hotlap.commands import own_data
+from hotlap.commands import minutes, own_data
 from hotlap.commands.dry_run import estimate_lines, print_config
 from hotlap.commands.own_data import with_data, with_source
+from hotlap.commands.results import finish
 from hotlap.commands.resume import (
     AUTO,
     NEWEST_RUN,
@@ -31,13 +30,14 @@ from hotlap.commands.resume import (
     over_line,
     resumed_config,
 )
-from hotlap.commands.serve import missing_packages
 from hotlap.config import Config
 from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError, memory_errors
-from hotlap.extras import installer
+from hotlap.progress import silent
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
+    as_text,
     describe_type,
+    flatten,
     parse,
     settings_of,
     shown,
@@ -45,20 +45,22 @@ from hotlap.settings import (
 from hotlap.terminal import make_console
 from hotlap.versions import commit_of, replace_process, split_version
 
+# When the command was given that started this process as one of several, as `time.time()`.
+BEGAN_VARIABLE = "HOTLAP_BEGAN"
+
 if TYPE_CHECKING:
-    from hotlap.runs.directory import RunDirectory
-    from hotlap.runs.reader import Run
-    from hotlap.train.run import Result, RunOptions
+    from hotlap.train.run import RunOptions
 
 
 def configure(parser: Parser) -> None:
     from hotlap.runs.trackers import TRACKERS
 
     parser.takes_settings = True
-    parser.usage = "hotlap train RECIPE [options] [--SETTING VALUE …]"
+    parser.usage = "hotlap train RECIPE|--minutes M [options] [--SETTING VALUE …]"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="see `hotlap recipes`")
     parser.add_argument("--size", help=f"one of {', '.join(SIZES)} (default: nano on a CPU, small on CUDA)")
     parser.add_argument("--data", metavar="PATH|CORPUS", help=own_data.HELP)
+    parser.add_argument("--minutes", type=float, metavar="M", help=minutes.HELP)
     parser.add_argument("--name", help="name of the run's directory (default: RECIPE-SIZE-number)")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), help="directory of all runs (default: runs)"
@@ -104,7 +106,7 @@ def train(args: argparse.Namespace) -> int:
         find_recipe(recipe)
         words = [recipe if word == args.recipe else word for word in args.words]
         replace_process(commit_of(version), ["train", *words])
-    console = make_console()
+    console, began = make_console(), float(os.environ.get(BEGAN_VARIABLE, time.time()))
     changes = with_source(parse(Config, args.settings), args.data)
     check_options(args, changes)
     goes_on = goes_on_by_itself(args)
@@ -118,8 +120,8 @@ def train(args: argparse.Namespace) -> int:
         root, name = point.directory.parent, point.directory.name
         ideas = ideas_of(args, config, point.directory)
     else:
-        point, config = None, new_config(args, changes, is_new=not goes_on)
-        ideas = find_recipe(args.recipe).ideas
+        point, config = None, new_config(args, changes, console, began, is_new=not goes_on)
+        ideas = find_recipe(config.recipe).ideas if args.recipe is None else find_recipe(args.recipe).ideas
         root, name = args.runs, args.name
     if args.dry_run:
         print_config(console, config, as_json=args.json)
@@ -131,11 +133,11 @@ def train(args: argparse.Namespace) -> int:
         console.print(over_line(point), markup=False, soft_wrap=True)
         return 0
     if args.procs is not None:
-        train_in_processes(args, config, point, console)
+        train_in_processes(args, config, point, console, began)
     from hotlap.train.run import RunOptions
 
     options = RunOptions(
-        root, name, trackers=args.log, starts_over=goes_on, ideas=ideas, verbose=args.verbose
+        root, name, trackers=args.log, starts_over=goes_on, ideas=ideas, verbose=args.verbose, began=began
     )
     if point is not None:
         options = replace(
@@ -161,6 +163,8 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
                 found="only the first",
                 do="add the second, or leave out the first",
             )
+    if args.minutes is not None:
+        minutes.check_minutes(args, changes)
     if args.resume is None:
         return
     if args.resume == AUTO and (args.name is None or args.recipe is None):
@@ -183,20 +187,26 @@ def check_options(args: argparse.Namespace, changes: dict[str, Any]) -> None:
         )
 
 
-def new_config(args: argparse.Namespace, changes: dict[str, Any], *, is_new: bool = True) -> Config:
-    if args.recipe is None:
+def new_config(
+    args: argparse.Namespace, changes: dict[str, Any], console: Console, began: float, *, is_new: bool = True
+) -> Config:
+    if args.recipe is None and args.minutes is None:
         raise ConfigError(
-            expected="a RECIPE",
-            found="none",
-            do="`hotlap train sprint` is the fastest on a CPU, `hotlap recipes` lists all",
+            expected="a RECIPE, or --minutes M, which chooses the rest",
+            found="neither",
+            do="`hotlap train --minutes 2` trains on the default corpus, `hotlap recipes` lists all recipes",
         )
     if args.name is not None and is_new:
         check_new_name(args.runs, args.name)
+    if args.recipe is None:
+        say = silent if args.json else functools.partial(console.print, markup=False, soft_wrap=True)
+        return minutes.dialed_config(args, changes, began, say)
     find_recipe(args.recipe)
     size = args.size or default_size(changes.get("runtime.device", "auto"))
     config = resolve(args.recipe, size, changes)
     check_used(config, changes)
-    return with_data(config, changes)
+    config = with_data(config, changes)
+    return config if args.minutes is None else minutes.timed_config(args, config, changes, began)
 
 
 def check_new_name(runs: Path, name: str) -> None:
@@ -218,7 +228,7 @@ def default_size(device: str) -> str:
 
 
 def train_in_processes(
-    args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console
+    args: argparse.Namespace, config: Config, point: ResumePoint | None, console: Console, began: float
 ) -> NoReturn:
     from hotlap.corpus.configured import ensure_data
     from hotlap.distributed.launch import launch
@@ -237,21 +247,32 @@ def train_in_processes(
     check_trackers(args.log)
     # Before the ranks start: a download may take longer than they wait for each other.
     ensure_data(config, console.print)
-    leave_at_once(exit_code(lambda: launch(args.procs, words_of_rank(args, point))))
+    os.environ[BEGAN_VARIABLE] = str(began)
+    leave_at_once(exit_code(lambda: launch(args.procs, words_of_rank(args, config, point))))
 
 
-def words_of_rank(args: argparse.Namespace, point: ResumePoint | None) -> list[str]:
+def words_of_rank(args: argparse.Namespace, config: Config, point: ResumePoint | None) -> list[str]:
     """The arguments of `hotlap` in each process."""
-    words = [word for word in args.words if not word.startswith("--procs=")]
-    if "--procs" in words:
-        at = words.index("--procs")
-        del words[at : at + 2]
+    words = without_option(without_option(args.words, "--procs"), "--minutes")
+    if args.minutes is not None:  # what was measured, once for all
+        names = ("schedule.minutes", "schedule.steps", "evaluation.every_steps", "evaluation.share")
+        settings, given = flatten(config), parse(Config, args.settings)
+        words += [f"--{name}={as_text(settings[name])}" for name in names if name not in given]
     if args.resume == NEWEST_RUN and args.name is None:
         assert point is not None, "--resume has found a run"
         # By its path: another run may be the newest when the ranks start.
         words.remove("--resume")
         words.append(f"--resume={point.directory}")
     return ["train", *words]
+
+
+def without_option(words: Sequence[str], option: str) -> list[str]:
+    """Without an option and its value, in either form."""
+    kept = [word for word in words if not word.startswith(f"{option}=")]
+    if option in kept:
+        at = kept.index(option)
+        del kept[at : at + 2]
+    return kept
 
 
 def exit_code(work: Callable[[], int]) -> int:
@@ -285,88 +306,7 @@ def train_here(config: Config, options: RunOptions, console: Console) -> int:
         )
         return result.exit_code
     finish(result, result.directory, console)
+    if config.schedule.minutes and options.began is not None:
+        took_s = time.time() - options.began
+        console.print(f"time: {took_s:.1f} s of {60 * config.schedule.minutes:g} s")
     return 0
-
-
-def finish(result: Result, directory: RunDirectory, console: Console) -> None:
-    """Print the results and a sample of the best weights, and write the report."""
-    from hotlap.report.page import write_report
-    from hotlap.runs.reader import load_run
-
-    run = load_run(directory.path)
-    console.print(results_table(result.summary))
-    if run.samples:
-        of_step, text = closing_sample(run, directory)
-        console.print(f"\n[bold]sample{escape(of_step)}[/bold]\n{escape(text)}\n")
-    write_report({run.name: [run]}, directory.report_path, run.name)
-    console.print(f"report: {directory.report_path}", soft_wrap=True)
-    if run.samples:
-        console.print(next_steps(directory.path), markup=False, soft_wrap=True)
-
-
-def next_steps(run: Path) -> str:
-    name, missing = own_name(), missing_packages()
-    first = f"; first {installer()} {' '.join(missing)}" if missing else ""
-    return f"next: {name} play {run}, or in a browser {name} serve {run}{first}"
-
-
-def own_name() -> str:
-    """How to call this program again: as it was called where no shell would find it, as under `make`."""
-    program = Path(sys.argv[0])
-    return str(program) if program.name == "hotlap" and shutil.which("hotlap") is None else "hotlap"
-
-
-def closing_sample(run: Run, directory: RunDirectory) -> tuple[str, str]:
-    """Of which step it is, in words, and the text: of the best checkpoint, which may not be the last."""
-    from hotlap.inference.load import checkpoint_path, load
-
-    best = checkpoint_path(directory)
-    last = run.samples[-1]
-    if best.name == f"step-{last.step:06d}":
-        return "", last.text
-    loaded = load(directory.path, checkpoint=best.name, device=run.config.runtime.device)
-    return f" of step {loaded.step}, the best", loaded.generate()[0]
-
-
-def results_table(summary: dict[str, Any]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    seconds = "  ".join(f"{phase} {value:.1f} s" for phase, value in summary["seconds"].items())
-    share = "unknown fraction" if summary["peak_fraction"] is None else f"{summary['peak_fraction']:.0%}"
-    rows = {
-        "validation": validation_line(summary),
-        "best": best_line(summary),
-        "ended": "by patience: validation no longer improved" if summary["status"] == "patience" else "",
-        "target": target_line(summary["target"]),
-        "tokens": f"{summary['tokens']:,} in {summary['steps']} steps",
-        "speed": f"{summary['tokens_per_s']:,.0f} tokens per second, {share} of the matmul peak",
-        "time": seconds,
-        "memory": f"{summary['peak_rss_mib']:,.0f} MiB peak resident memory",
-    }
-    for label, value in rows.items():
-        if value:
-            table.add_row(label, value)
-    return table
-
-
-def validation_line(summary: dict[str, Any]) -> str:
-    if summary["val_loss"] is None:
-        return "none: the data has no validation split" if summary["val_tokens"] == 0 else "not finite"
-    bpb = "unknown" if summary["val_bpb"] is None else f"{summary['val_bpb']:.4f}"
-    return f"loss {summary['val_loss']:.4f}, bits per byte {bpb}"
-
-
-def best_line(summary: dict[str, Any]) -> str:
-    """The best validation, if it was not the last."""
-    best = summary["best"]
-    if best is None or best["step"] == summary["steps"]:
-        return ""
-    bpb = "unknown" if best["bpb"] is None else f"{best['bpb']:.4f}"
-    return f"step {best['step']}: loss {best['loss']:.4f}, bits per byte {bpb}"
-
-
-def target_line(target: dict[str, Any] | None) -> str:
-    if target is None:
-        return ""
-    if not target["reached"]:
-        return f"{target['kind']} {target['value']} not reached"
-    return f"{target['kind']} {target['value']} reached in {target['train_s']:.1f} s of training"
