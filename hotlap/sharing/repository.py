@@ -113,7 +113,9 @@ def rows_to_check(loaded: LoadedModel) -> list[list[int]]:
     other = (end + 1) % loaded.tokenizer.vocab_size
     document = [end, *(other if token == end else token for token in made_up_tokens(loaded, length - 1))]
     documents = document[: length - 37]
-    documents[length // 8] = documents[length // 4] = end  # the last is longer than the window, too
+    # One of them is longer than the window, too. The last is short: what is read with a cache sees only it.
+    for start in (length // 8, length // 4, len(documents) - 20):
+        documents[start] = end
     return [document, documents, [end]]
 
 
