@@ -14,6 +14,7 @@ from hotlap.config import Config
 from hotlap.dial import measure
 from hotlap.dial.choose import BASE, Lap, Table, at_size, best_lap, bpb_at, choose, frontier, table
 from hotlap.dial.text import Text, added_bits_per_byte, measure_text, sample_of
+from hotlap.errors import DataError
 from hotlap.recipes import resolve
 from hotlap.runs.directory import RunDirectory
 from tests.command import complaint, hotlap_here
@@ -131,6 +132,11 @@ def test_the_samples_of_a_text_are_the_end_of_training_and_the_beginning_of_vali
     measured = measure_text(tmp_path / "data")
     assert measured.train_bytes + measured.val_bytes == sum(len(p.read_bytes()) for p in folder.iterdir())
     assert 1 < measured.compressed_bpb < 4
+
+
+def test_shards_without_a_manifest_are_refused(tmp_path):
+    with pytest.raises(DataError, match="a manifest that counts the bytes of text"):
+        measure_text(tmp_path)
 
 
 def test_what_has_been_seen_before_adds_little():

@@ -9,6 +9,7 @@ from pathlib import Path
 from hotlap.corpus.tokenizer import load_tokenizer
 from hotlap.data.manifest import read_manifest
 from hotlap.data.stream import open_split
+from hotlap.errors import DataError
 
 # Of the end of the training text, and of the validation after it. Together they fit a block of bzip2.
 TRAIN_SAMPLE, VAL_SAMPLE = 800_000, 50_000
@@ -29,6 +30,12 @@ def measure_text(directory: Path) -> Text:
     for shard in manifest.shards if manifest else ():
         tokens[shard.split] += shard.tokens
         text_bytes[shard.split] += shard.text_bytes or 0
+    if not text_bytes["train"]:
+        raise DataError(
+            expected=f"a manifest that counts the bytes of text in {directory}",
+            found="none",
+            do="prepare the text with `hotlap data prepare`, or name a RECIPE beside --minutes",
+        )
     compressed_bpb = 0.0
     if text_bytes["val"]:
         before = sample_of(directory, "train", TRAIN_SAMPLE)
