@@ -16,7 +16,8 @@ PLANS = (0.05, 0.12, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
 SLACK = 0.02
 FEWEST_STEPS = 8  # to tell the time of a step from
 # What a command does after its last step beside validating and sampling: it writes the report, and leaves.
-END_S = 2.5
+# That takes longer where setting up has taken longer.
+END_S, END_OF_SETUP = 2.5, 0.15
 SAMPLE_S = 0.5  # to generate a sample, until one has been
 # If setting up has taken most of the time, train for this fraction of it all the same.
 LEAST_TRAINING = 0.2
@@ -28,8 +29,11 @@ class Pace:
     def __init__(self, minutes: float, clock: Clock, step: int) -> None:
         self._clock = clock
         began_s = clock.total_s
-        self._end_s = max(60 * minutes, began_s + LEAST_TRAINING * 60 * minutes)
-        self._plans = [began_s + share * (self._end_s - began_s) for share in PLANS]
+        limit_s = 60 * minutes
+        # When the last validation and sample are to be done.
+        self._done_s = max(limit_s - END_S - END_OF_SETUP * began_s, began_s + LEAST_TRAINING * limit_s)
+        self._plans = [began_s + share * (self._done_s - began_s) for share in PLANS]
+        self._slack_s = SLACK * limit_s
         self._since = (step, clock.training_s)  # of the last plan
         self._validated = (0, 0.0)  # tokens and seconds
         self._sample_s = SAMPLE_S
@@ -48,7 +52,9 @@ class Pace:
         """
         now_s = self._clock.total_s
         before_step, before_s = self._since
-        if not self._plans or now_s < self._plans[0] or step - before_step < FEWEST_STEPS or step == steps:
+        is_due = now_s >= self._plans[0] if self._plans else False
+        # Before the last step in any case: the first guess may have been far too low.
+        if step != steps - 1 and not (is_due and step - before_step >= FEWEST_STEPS):
             return None
         self._plans = [at_s for at_s in self._plans if at_s > now_s]
         training_s = self._clock.training_s
@@ -57,9 +63,9 @@ class Pace:
         self._since = (step, training_s)
         tokens, seconds = self._validated
         validation_s = tokens_to_validate * seconds / tokens if tokens else 0.0
-        left_s = self._end_s - now_s - END_S - validation_s - samples * self._sample_s
+        left_s = self._done_s - now_s - validation_s - samples * self._sample_s
         planned = step + max(1, round(left_s / step_s))
-        return planned if abs(planned - steps) * step_s > SLACK * self._end_s else None
+        return planned if abs(planned - steps) * step_s > self._slack_s else None
 
 
 def with_steps(config: Config, steps: int) -> Config:
