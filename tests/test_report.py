@@ -348,6 +348,16 @@ def test_a_single_run_shows_the_gap_to_training_and_marks_its_best_validation(tm
     assert "validation is rising" in text
 
 
+def test_a_spike_of_the_training_loss_leaves_the_curves_their_room(tmp_path):
+    runs = labelled(make_run(tmp_path / "a"))
+    calm = build_figures(runs, analyze(runs))["loss"]
+    runs["softcap"][0].train["loss"][5] = 50.0  # step 6, about a tenth of the run
+    spiked = build_figures(runs, analyze(runs))["loss"]
+    for y in ("val_loss", "loss"):
+        before, after = (figures[y]["step"]["layout"]["yaxis"]["range"] for figures in (calm, spiked))
+        assert after == pytest.approx(before, rel=0.05)
+
+
 def test_a_run_that_is_best_at_its_end_has_no_star(tmp_path):
     runs = labelled(make_run(tmp_path / "a"))
     names = [

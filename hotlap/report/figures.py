@@ -132,14 +132,19 @@ def focused_range(
     long_enough = [(grid, low, high) for grid, low, high in ranges if grid.size >= 5]
     if not long_enough:
         return None
-    top = max(
-        float(np.interp(grid[0] + (grid[-1] - grid[0]) / 10, grid, high)) for grid, _, high in long_enough
-    )
+    top = max(_about_a_tenth(grid, high) for grid, _, high in long_enough)
     bottom = min(float(low.min()) for _, low, _ in long_enough)
     if target_value is not None:
         bottom = min(bottom, target_value)
     margin = 0.05 * (top - bottom)
     return [bottom - margin, top + margin]
+
+
+def _about_a_tenth(grid: Floats, values: Floats) -> float:
+    """The value after a tenth of the grid, by the median around it: a spike of the loss hides nothing."""
+    part = (grid - grid[0]) / (grid[-1] - grid[0])
+    around = values[(part >= 0.05) & (part <= 0.15)]
+    return float(np.median(around)) if around.size else float(np.interp(0.1, part, values))
 
 
 def _axis(title: str) -> dict[str, Any]:
