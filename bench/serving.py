@@ -139,7 +139,9 @@ async def measure(port: int, model: str, server: psutil.Process) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", nargs="?", type=Path, help="default: `sprint` at `nano`, after three steps")
-    run = parser.parse_args().run
+    parser.add_argument("--threads", help="of the server (default: as it chooses)")
+    arguments = parser.parse_args()
+    run, threads = arguments.run, arguments.threads
     with tempfile.TemporaryDirectory() as folder:
         if run is None:
             words = "train sprint --size nano --steps 3 --evaluation.tokens none --name made"
@@ -150,17 +152,8 @@ def main() -> None:
                 stdout=subprocess.DEVNULL,
             )
             run = Path(folder) / "runs" / "made"
-        command = [
-            sys.executable,
-            "-m",
-            "hotlap",
-            "serve",
-            str(run.resolve()),
-            "--port",
-            "0",
-            "--device",
-            "cpu",
-        ]
+        command = [sys.executable, "-m", "hotlap", "serve", str(run.resolve()), "--port", "0"]
+        command += ["--device", "cpu", *(["--threads", threads] if threads else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None, "stdout is a pipe"
             described, _, address = (process.stdout.readline().strip() for _ in range(3))

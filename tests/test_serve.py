@@ -308,6 +308,7 @@ def test_wrong_input(capsys, monkeypatch, server):
     assert "an address to listen on" in said(run, "--port", str(server.port))
     assert "an address to listen on" in said(run, "--port", "99999")
     assert "--rows of at least 1" in said(run, "--rows", "0")
+    assert "--threads of at least 1" in said(run, "--threads", "0")
     assert "--timeout above 0" in said(run, "--timeout", "nan")
     assert "--context of at least 2" in said(run, "--context", "1")
     assert "config.json" in said(str(Path(run).parent), "--port", "0")

@@ -36,6 +36,7 @@ def configure(parser: Parser) -> None:
     add("--rows", type=int, default=32, metavar="N", help="texts written at once, per model (%(default)s)")
     add("--queue", type=int, default=64, metavar="N", help="texts that may wait, per model (%(default)s)")
     add("--context", type=int, metavar="N", help="tokens of a prompt and its text (default: as trained)")
+    add("--threads", type=int, metavar="N", help="for each model (default: one core fewer than there are)")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="per request (%(default)s)")
     add("--open", action="store_true", help="open the page in a browser")
 
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     token = args.token or os.environ.get(TOKEN_VARIABLE) or None
     must_have_token(args.host, token)
     console = make_console()
+    set_threads(args.threads)
     with listen(args.host, args.port) as bound:  # before the models are loaded, which takes longer
         models = load_models(args)
         for served in models:
@@ -80,7 +82,7 @@ def check_arguments(args: argparse.Namespace) -> None:
             found=f"no {' and no '.join(missing)}",
             do=f"`{installer()} {' '.join(missing)}`",
         )
-    for name, least in (("rows", 1), ("queue", 0), ("context", 2)):
+    for name, least in (("rows", 1), ("queue", 0), ("context", 2), ("threads", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
             raise ConfigError(expected=f"--{name} of at least {least}", found=str(value), do="change it")
@@ -91,6 +93,18 @@ def check_arguments(args: argparse.Namespace) -> None:
 def missing_packages() -> list[str]:
     """Those of the extra `serve` that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def set_threads(asked: int | None) -> None:
+    """By default a core is left to the requests. OpenMP's own variable goes before that."""
+    import torch
+
+    from hotlap.hardware import usable_cores
+
+    if asked is not None:
+        torch.set_num_threads(asked)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cores() - 1))
 
 
 def load_models(args: argparse.Namespace) -> list[Served]:
