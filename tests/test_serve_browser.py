@@ -126,7 +126,7 @@ def test_everything_from_the_keyboard_and_a_text_stops_at_escape(page, server):
     assert "stopped" in page.execute_script("return document.querySelector('.figures').textContent")
     assert page.execute_script(f"return {TOKENS}.length") < 2 * 500
     for _ in range(20):
-        if page.execute_script("return document.activeElement.className") == "token":
+        if page.execute_script("return document.activeElement.classList.contains('token')"):
             break
         press(page, Keys.TAB)
     first = page.execute_script("return document.activeElement.textContent")
