@@ -257,7 +257,7 @@ def test_a_full_queue_is_429_and_a_client_that_hangs_up_costs_nothing_afterwards
             connection.close()
         wait_for(server, lambda state: (state["writing"], state["waiting"]) == (0, 0))
         steps = server.ask("GET", "/health")[1]["lap"]["steps"]
-        assert steps < 2 * (CONTEXT - 20)  # they did not write to their ends
+        assert steps < CONTEXT - 20  # none of them wrote to its end
         time.sleep(0.1)
         assert server.ask("GET", "/health")[1]["lap"]["steps"] == steps
         assert server.complete(prompt="x", max_tokens=2)[0] == 200
