@@ -30,9 +30,11 @@ DROPOUTS = ((5, 0.3), (10, 0.5), (20, 0.6), (40, 0.7))
 ROUNDING = 1.2  # of sizes of texts
 HEAD_DIM = 64
 STEP_TOKENS = 2048
-# The range of what is expected: of seeds and between the laps; of texts that compress alike but differ; and
-# of a validation of so many bytes, whose tokens are few.
-SPREAD, OTHER_TEXT, OF_ROOT_BYTES = 0.02, 0.4, 2.0
+# A text that compresses worse than the measured one is harder for a model too, by about the root of that.
+ROOT = 0.5
+# The range of what is expected: of seeds and between the laps; of texts that compress otherwise; and of a
+# validation of so many bytes, whose tokens are few.
+SPREAD, OTHER_TEXT, OF_ROOT_BYTES = 0.03, 1.0, 2.0
 BEYOND = 0.5  # of the mean gain per factor of compute is expected beyond the longest lap
 
 
@@ -87,14 +89,14 @@ def choose(text: Text, base_steps: float, measured: Table | None = None) -> Choi
     expected = None
     if text.val_bytes:
         middle = expected_bpb(measured.laps, text.train_bytes, base_steps)
-        predictability = text.compressed_bpb / at_size(measured.compressed, text.train_bytes)
+        harder = (text.compressed_bpb / at_size(measured.compressed, text.train_bytes)) ** ROOT
         width = (
             SPREAD
-            + OTHER_TEXT * abs(math.log(predictability))
+            + OTHER_TEXT * abs(math.log(harder))
             + OF_ROOT_BYTES / math.sqrt(text.val_bytes)
             + 0.02 * len(extrapolated)
         )
-        expected = (middle * predictability * math.exp(-width), middle * predictability * math.exp(width))
+        expected = (middle * harder * math.exp(-width), middle * harder * math.exp(width))
     return Choice(settings, relative_step, expected, tuple(extrapolated))
 
 
