@@ -67,6 +67,11 @@ def test_a_better_lap_is_not_trained_for_much_longer_than_it_was_measured():
     assert middle(choose(text(1_000_000), 1400, MEASURED).bpb) == pytest.approx(1.6)
 
 
+def test_a_lap_that_learned_its_text_by_heart_is_no_candidate():
+    laps = [Lap(20_000, 10, 10, 1.0, 2.5, SMALL), Lap(20_000, 1000, 250, 4.0, 3.3, LARGE)]
+    assert best_lap(laps, 1000).bpb == 2.5
+
+
 def test_far_more_time_than_was_measured_gets_a_larger_model_with_dropout_and_takes_as_long():
     choice = choose(text(1_000_000), 48 * 1000, MEASURED)
     assert choice.settings["model.width"] == 384  # 192 times the fourth root of 16

@@ -24,6 +24,7 @@ BASE = ("sprint", "nano")  # recipe and size
 # The best is chosen of the laps whose compute is in this range of what there is. Trained for longer than it
 # was measured, a lap on a small text learns it by heart; for shorter, it only learns less.
 NEAR = (1 / 1.3, 2.0)
+BY_HEART = 1.1  # times the bits per byte of a cheaper lap: no candidate
 # With this much more compute than its lap had, a model is made larger, and has dropout by its epochs.
 LONGER = 1.5
 DROPOUTS = ((5, 0.3), (10, 0.5), (20, 0.6), (40, 0.7))
@@ -103,10 +104,16 @@ def choose(text: Text, base_steps: float, measured: Table | None = None) -> Choi
 def best_lap(laps: Sequence[Lap], base_steps: float) -> Lap:
     """The best of those with about as much compute, or the one that is nearest."""
     low, high = (factor * base_steps for factor in NEAR)
-    near = [lap for lap in laps if low <= lap.base_steps <= high]
+    sound = [lap for lap in laps if not learned_by_heart(lap, laps)]
+    near = [lap for lap in sound if low <= lap.base_steps <= high]
     if near:
         return min(near, key=lambda lap: lap.bpb)
-    return min(laps, key=lambda lap: abs(math.log(lap.base_steps / base_steps)))
+    return min(sound, key=lambda lap: abs(math.log(lap.base_steps / base_steps)))
+
+
+def learned_by_heart(lap: Lap, laps: Sequence[Lap]) -> bool:
+    """Whether it is far above a lap on the same text that had less compute."""
+    return lap.bpb > BY_HEART * min(other.bpb for other in laps if other.base_steps <= lap.base_steps)
 
 
 def fitted(lap: Lap, base_steps: float, text: Text) -> tuple[dict[str, Any], float]:
