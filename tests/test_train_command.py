@@ -242,6 +242,25 @@ def test_a_second_ctrl_c_ends_several_processes_at_once_and_a_second_sigterm_doe
     assert ("hotlap train --resume runs/run" in out) == saves
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_ranks_whose_launcher_is_killed_save_and_end(tiny_data, tmp_path):
+    run = tmp_path / "runs" / "run"
+    process = start(command(tiny_data, 100_000, "--name", "run", "--procs", "2"), tmp_path)
+    wait_for_step(run, 2, process)
+    ranks = ranks_of(process)
+    process.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    for rank in alive:
+        rank.kill()
+    process.communicate()
+    assert (len(ranks), alive) == (2, [])
+    step = store.load_latest(run / "checkpoints")[0].step
+    assert step >= 2
+    resumed = resume_here(tmp_path, "--steps", str(step + 1))
+    assert resumed.returncode == 0, resumed.stderr
+
+
 def test_a_killed_rank_ends_the_job_with_a_clear_line_and_the_run_goes_on(tiny_data, tmp_path):
     job = command(tiny_data, 300, "--name", "run", "--procs", "2", *STEADY)
     process = start(job, tmp_path)

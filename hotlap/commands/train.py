@@ -31,7 +31,7 @@ from hotlap.commands.resume import (
     resumed_config,
 )
 from hotlap.config import Config
-from hotlap.errors import BUG, INTERRUPTED, ConfigError, HotlapError, memory_errors
+from hotlap.errors import BUG, INTERRUPTED, PREEMPTED, ConfigError, HotlapError, memory_errors
 from hotlap.progress import silent
 from hotlap.recipes import SIZES, check_used, find_recipe, resolve
 from hotlap.settings import (
@@ -94,8 +94,12 @@ def configure(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if "RANK" in os.environ:
-        from hotlap.distributed.leaving import leave_at_once
+        from hotlap.distributed.launch import LAUNCHER_VARIABLE
+        from hotlap.distributed.leaving import leave_at_once, stop_with_parent
 
+        launcher = os.environ.get(LAUNCHER_VARIABLE)
+        if launcher is not None and not stop_with_parent(int(launcher)):
+            leave_at_once(PREEMPTED)
         leave_at_once(exit_code(lambda: train(args)))
     return train(args)
 

@@ -2,7 +2,8 @@
 
 A worker that fails writes its error to a file instead of printing it. The launcher then prints one
 line that says which rank failed and why. The launcher forwards Ctrl-C, SIGTERM and SIGHUP to the
-workers, which save a checkpoint as a single process does. No worker outlives the launcher.
+workers, which save a checkpoint as a single process does. No worker outlives the launcher: if it is killed,
+they are told to stop by the system, and save as well.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from hotlap.errors import (
 )
 
 FAILURE_FILE_VARIABLE = "HOTLAP_FAILURE_FILE"
+LAUNCHER_VARIABLE = "HOTLAP_LAUNCHER"  # its process
 # How long torch's launcher waits for workers after a signal before it kills them. The default is
 # short for a long step and a save. Older releases of torch ignore the variable.
 SECONDS_TO_SAVE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -59,6 +61,7 @@ def launch(procs: int, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="hotlap-launch-") as folder:
         failure_file = Path(folder) / "failure.json"
         os.environ[FAILURE_FILE_VARIABLE] = str(failure_file)
+        os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
         os.environ.setdefault(SECONDS_TO_SAVE_VARIABLE, str(SECONDS_TO_SAVE))
         config = LaunchConfig(
             min_nodes=1,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import sys
 import threading
 from typing import NoReturn
@@ -11,6 +13,8 @@ from typing import NoReturn
 from hotlap.distributed.launch import tell_launcher
 from hotlap.errors import USER_MISTAKE, HotlapError
 from hotlap.terminal import printable
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 # Held by the thread that ends the process. Another one may have found the same reason.
 _leaving = threading.Lock()
@@ -36,3 +40,13 @@ def leave_at_once(code: int) -> NoReturn:
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
+
+
+def stop_with_parent(parent: int) -> bool:
+    """Let this process be told to stop, as by SIGTERM, when its parent ends, even by SIGKILL. Only Linux can.
+
+    Returns whether the parent is still there.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent

@@ -7,11 +7,9 @@ of its manifest, and its fingerprints have to be those of whoever started the ra
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import platform
-import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -20,32 +18,25 @@ import hotlap
 from hotlap.config import Config
 from hotlap.corpus.configured import data_directory, ensure_data
 from hotlap.data.stream import open_split
+from hotlap.distributed.leaving import stop_with_parent
 from hotlap.errors import USER_MISTAKE, DataError, HotlapError, RaceError
 from hotlap.json_files import read_sealed
 from hotlap.race.process import train_command
 from hotlap.runs.recorded import MACHINE_VARIABLE
 from hotlap.settings import from_json
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
 SOURCE_SUFFIXES = (".py", ".c", ".h", ".cpp")
 
 
 def main(parent: int, path: Path) -> None:
-    end_with(parent)
+    if not stop_with_parent(parent):
+        raise RaceError(expected="whoever started this run", found="that it has ended", do="repeat the race")
     order = read_sealed(path.parent / "order.json", RaceError)["identity"]
     config = from_json(Config, order["config"])
     check_version(order["version"])
     check_data(config, order["fingerprints"])
     command = train_command(path, order["words"], order["procs"], order["title"], _print)
     os.execv(command[0], command)
-
-
-def end_with(parent: int) -> None:
-    """Let this process be told to stop, as by SIGTERM, when its parent ends. Only Linux can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise RaceError(expected="whoever started this run", found="that it has ended", do="repeat the race")
 
 
 def code_version() -> str:
