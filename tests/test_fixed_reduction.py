@@ -182,6 +182,7 @@ def test_the_command_refuses_before_ranks_start(tiny_data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("precision", ["float32", "auto"])
 @pytest.mark.parametrize("size", ["pico", "nano"])
 def test_files_of_final_weights_are_equal(tmp_path, size, precision):
