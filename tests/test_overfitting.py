@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from hotlap.inference.load import load
+from hotlap.report.figures import focused_range
 from hotlap.runs import checkpoint as store
 from hotlap.runs.directory import RunDirectory
 from hotlap.runs.reader import load_run
@@ -64,6 +66,18 @@ def test_a_rise_is_told_once_on_screen_in_the_log_and_in_the_report(tiny_data, t
     found = load_run(tmp_path / "run")
     assert [note for note in found.notes if "above its best" in note] == [said[0].removeprefix("step:6/7 ")]
     assert found.best == BEST
+
+
+def test_the_loss_figure_shows_a_validation_that_rises_and_leaves_out_a_spike():
+    steps = np.arange(100.0)
+    falling, rising = 8 / (1 + steps), 3 + steps / 25
+    spiked = falling.copy()
+    spiked[60] = 50
+    bottom, top = focused_range([(steps, spiked, spiked)], None)
+    assert bottom < 8 / 100
+    assert top < 1.5
+    _, top = focused_range([(steps, falling, falling), (steps, rising, rising)], None)
+    assert rising[-1] < top < 8
 
 
 @pytest.mark.parametrize("killed_after", [2, 3, 4, 6])

@@ -127,12 +127,13 @@ def focused_range(
 ) -> list[float] | None:
     """Limits of the y axis, without the first tenth of the run, where the loss falls too steeply to show.
 
-    `ranges` holds (grid, minimum, maximum) per label. Returns None if there are too few points.
+    What rises later, as validation does when a text is learned by heart, is inside. `ranges` holds (grid,
+    minimum, maximum) per label. Returns None if there are too few points.
     """
     long_enough = [(grid, low, high) for grid, low, high in ranges if grid.size >= 5]
     if not long_enough:
         return None
-    top = max(_about_a_tenth(grid, high) for grid, _, high in long_enough)
+    top = max(max(_about_a_tenth(grid, high), _later(grid, high)) for grid, _, high in long_enough)
     bottom = min(float(low.min()) for _, low, _ in long_enough)
     if target_value is not None:
         bottom = min(bottom, target_value)
@@ -145,6 +146,12 @@ def _about_a_tenth(grid: Floats, values: Floats) -> float:
     part = (grid - grid[0]) / (grid[-1] - grid[0])
     around = values[(part >= 0.05) & (part <= 0.15)]
     return float(np.median(around)) if around.size else float(np.interp(0.1, part, values))
+
+
+def _later(grid: Floats, values: Floats) -> float:
+    """The largest value after a tenth of the grid, but for spikes."""
+    later = values[grid - grid[0] >= 0.1 * (grid[-1] - grid[0])]
+    return float(np.quantile(later, 0.98))
 
 
 def _axis(title: str) -> dict[str, Any]:
