@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import sys
@@ -77,6 +76,8 @@ def installer() -> str:
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
-    if importlib.util.find_spec("pip") is None:  # environments that uv has made
+    # Not by find_spec: asked for pip, setuptools hands its `distutils` back to Python's own, and torch's
+    # compiler then fails. Environments that uv has made lack pip.
+    if not is_installed("pip"):
         return f"uv pip install --python {shlex.quote(str(python))}"
     return f"{shlex.quote(str(python))} -m pip install"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+import sys
 import tomllib
 from email.message import Message
 from pathlib import Path
@@ -59,8 +61,14 @@ def test_a_package_that_was_never_installed_has_none(monkeypatch):
 
 @pytest.mark.parametrize("has_pip, start", [(True, " -m pip install x"), (False, "uv pip install --python ")])
 def test_the_command_is_for_the_python_that_runs(monkeypatch, has_pip, start):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if has_pip else None)
+    monkeypatch.setattr("hotlap.extras.is_installed", lambda _: has_pip)
     assert start in Extra("some", ("x",), ("x",)).command
+
+
+def test_naming_the_command_leaves_the_compiler_what_it_imports():
+    code = "from hotlap.extras import installer; installer(); import torch.utils.cpp_extension"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_doctor_names_each_that_is_missing_with_its_command(monkeypatch):

@@ -8,6 +8,7 @@ from rich.console import Console
 from hotlap.live_line import LiveLine, TimeLeft, duration, fitted
 from hotlap.runs.directory import RunDirectory
 from hotlap.runs.recorder import MainRecorder
+from hotlap.runs.trackers import Trackers
 
 NEEDED = ["1:12 left", "loss 3.9421", "bpb 1.3607"]
 WANTED = ["step 640/1300", "val 4.0401", "56,504 tok/s", "lr ×1.00", "window 256"]
@@ -72,7 +73,10 @@ def test_lines_are_printed_above_the_live_line(tmp_path, monkeypatch):
     monkeypatch.setattr("hotlap.live_line.REWRITE_SECONDS", 0.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, legacy_windows=False, highlight=False)
-    with RunDirectory.create(tmp_path, "run") as run, MainRecorder(run, console, 10, 0, []) as recorder:
+    with (
+        RunDirectory.create(tmp_path, "run") as run,
+        MainRecorder(run, console, 10, 0, Trackers()) as recorder,
+    ):
         recorder.trained(record(1))
         recorder.validated({"kind": "validation", "step": 1, "val_loss": 3.0, "val_bpb": 1.5, "train_s": 1.0})
         recorder.trained(record(2))
