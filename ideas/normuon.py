@@ -28,13 +28,13 @@ class NorMuon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(weight)
                     state["row_squares"] = torch.zeros_like(weight[:, :1])
                 gradient = weight.grad.lerp(state["momentum"].lerp_(weight.grad, 1 - MOMENTUM), MOMENTUM)
-                update = orthogonalize(gradient[None], step_coefficients("quintic", 5), dtype=torch.float32)[
-                    0
-                ]
+                coefficients = step_coefficients("quintic", 5)
+                (update,) = orthogonalize(gradient[None], coefficients, dtype=torch.float32)
                 size = update.norm()
                 state["row_squares"].lerp_(update.square().mean(dim=1, keepdim=True), 1 - BETA2)
                 update = update / state["row_squares"].sqrt().clamp_min(1e-8)
-                update *= size / update.norm()  # as long as Muon's
+                # As long as Muon's. In the first step q, k and v have no gradient: what follows them is zero.
+                update *= size / update.norm().clamp_min(1e-8)
                 weight.sub_(update, alpha=group["lr"] * max(1, weight.size(0) / weight.size(1)) ** 0.5)
 
 

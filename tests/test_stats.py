@@ -72,6 +72,12 @@ def test_paired_is_a_one_sample_test_of_the_differences():
     assert result.p < welch(a, b).p
 
 
+def test_values_that_almost_agree_are_compared_without_a_warning():
+    almost = [2.8014, 2.8014 + 1e-15, 2.8014 - 1e-15]  # runs that diverged before they had learned anything
+    assert welch([1.55, 1.56, 1.57], almost).p < 1e-3
+    assert paired([1.55, 1.56, 1.57], almost).p < 1e-3
+
+
 def test_no_spread_is_not_evidence():
     assert math.isnan(welch([3.0, 3.0], [2.0, 2.0]).p)
     assert math.isnan(paired([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).p)

@@ -69,13 +69,19 @@ def has_spread(*samples: Floats) -> bool:
     return any(np.ptp(x) > 1e-12 * max(1.0, float(np.abs(x).max())) for x in samples)
 
 
+def without_precision_warnings() -> warnings.catch_warnings[None]:
+    """SciPy warns where the values of one sample almost agree. `has_spread` refuses where that matters."""
+    return warnings.catch_warnings(action="ignore", category=RuntimeWarning)
+
+
 def welch(baseline: Values, candidate: Values) -> Difference:
     """Welch's t test: two independent samples with unequal variances."""
     a, b = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     mean = float(b.mean() - a.mean()) if a.size and b.size else NAN
     if min(a.size, b.size) < 2 or not has_spread(a, b):
         return Difference("Welch", mean, NAN, NAN, NAN)
-    result = stats.ttest_ind(b, a, equal_var=False)
+    with without_precision_warnings():
+        result = stats.ttest_ind(b, a, equal_var=False)
     interval = result.confidence_interval(CONFIDENCE)
     return Difference("Welch", mean, float(interval.low), float(interval.high), float(result.pvalue))
 
@@ -87,7 +93,8 @@ def paired(baseline: Values, candidate: Values) -> Difference:
     mean = float((b - a).mean()) if a.size else NAN
     if a.size < 2 or not has_spread(b - a):
         return Difference("paired t", mean, NAN, NAN, NAN)
-    result = stats.ttest_rel(b, a)
+    with without_precision_warnings():
+        result = stats.ttest_rel(b, a)
     interval = result.confidence_interval(CONFIDENCE)
     return Difference("paired t", mean, float(interval.low), float(interval.high), float(result.pvalue))
 
