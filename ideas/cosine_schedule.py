@@ -1,4 +1,7 @@
-"""A cosine schedule: the learning rate falls from the first step on, to a tenth of its peak."""
+"""A cosine schedule: the learning rate falls from the first step on, to a tenth of its peak.
+
+Raced against softcap at nano, 160 steps, 3 seeds: hurts, +0.0294 bits/byte (95 % CI +0.0259 to +0.0330).
+"""
 
 import math
 

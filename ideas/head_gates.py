@@ -2,6 +2,8 @@
 
 Gated attention (https://arxiv.org/abs/2505.06708), with one number per head instead of one per feature. The
 gates begin at 1, so that a new model computes what its parent does.
+
+Raced against softcap at nano, 160 steps, 3 seeds: helps, −0.0099 bits/byte (95 % CI −0.0138 to −0.0061).
 """
 
 from typing import ClassVar

@@ -2,6 +2,8 @@
 
 After https://arxiv.org/abs/2404.19737, without heads of their own for later tokens. Validation keeps the loss
 of the next token, as it does with any idea's loss.
+
+Raced against softcap at nano, 160 steps, 3 seeds: hurts, +0.0764 bits/byte (95 % CI +0.0598 to +0.0930).
 """
 
 from collections.abc import Callable

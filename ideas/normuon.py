@@ -1,6 +1,8 @@
 """NorMuon: Muon whose update is also normalized per row, by a running mean of its squares.
 
 https://arxiv.org/abs/2510.05491. Every rank computes all updates, so it is for few ranks.
+
+Raced against softcap at nano, 160 steps, 3 seeds: no evidence either way, +0.0008 bits/byte.
 """
 
 from collections.abc import Sequence

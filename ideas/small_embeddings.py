@@ -1,4 +1,7 @@
-"""Another initialization: token and value embeddings begin with a standard deviation of 0.1 instead of 1."""
+"""Another initialization: token and value embeddings begin with a standard deviation of 0.1 instead of 1.
+
+Raced against softcap at nano, 160 steps, 3 seeds: no evidence either way, +0.0092 bits/byte.
+"""
 
 import hotlap
 from hotlap.model import GPT

@@ -2,7 +2,7 @@
 
 https://arxiv.org/abs/2002.05202
 
-Raced against softcap at pico with 40 steps and 3 seeds: no evidence either way.
+Raced against softcap at nano, 160 steps, 5 seeds: helps, −0.0169 bits/byte (95 % CI −0.0231 to −0.0108).
 """
 
 import torch.nn.functional as F
