@@ -2,9 +2,9 @@
 #   hotlap launch docker sprint --size nano
 #
 #   docker build --tag hotlap .
-#   docker run --rm --gpus all --ipc host --volume "$PWD:/work" hotlap
+#   docker run --rm --gpus all --ipc host --volume "$PWD:/laps" hotlap
 #
-# in a clone of Hotlap; /work keeps runs and data. Without a GPU leave out `--gpus all --ipc host`, and build
+# in a clone of Hotlap; /laps keeps runs and data. Without a GPU leave out `--gpus all --ipc host`, and build
 # with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 FROM python:3.12-slim
 
@@ -22,7 +22,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY hotlap hotlap
 RUN pip install --no-cache-dir --constraint constraints.txt .
 
-ENV HOTLAP_CACHE=/work/.cache/hotlap
-WORKDIR /work
+ENV HOTLAP_CACHE=/laps/.cache/hotlap
+WORKDIR /laps
 ENTRYPOINT ["hotlap"]
 CMD ["train", "sprint", "--size", "nano", "--name", "sprint-nano", "--resume", "auto", "--checkpoint.every-minutes", "2"]

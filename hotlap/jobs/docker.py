@@ -20,9 +20,9 @@ DOCKERFILE = """\
 #   {command}
 #
 #   docker build --tag hotlap .
-#   docker run --rm {gpus}--volume "$PWD:/work" hotlap
+#   docker run --rm {gpus}--volume "$PWD:/laps" hotlap
 #
-# in a clone of Hotlap; /work keeps runs and data. {other}
+# in a clone of Hotlap; /laps keeps runs and data. {other}
 FROM python:3.12-slim
 
 # A compiler: of the kernels in C on a CPU, and for Triton on a GPU.
@@ -39,8 +39,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY hotlap hotlap
 RUN pip install --no-cache-dir --constraint constraints.txt .
 
-ENV HOTLAP_CACHE=/work/.cache/hotlap
-WORKDIR /work
+ENV HOTLAP_CACHE=/laps/.cache/hotlap
+WORKDIR /laps
 ENTRYPOINT ["hotlap"]
 CMD {words}
 """
