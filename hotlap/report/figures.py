@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from hotlap.json_files import finite
 from hotlap.report.analysis import Analysis, RunsByLabel, Target
@@ -149,9 +150,9 @@ def _about_a_tenth(grid: Floats, values: Floats) -> float:
 
 
 def _later(grid: Floats, values: Floats) -> float:
-    """The largest value after a tenth of the grid, but for spikes."""
-    later = values[grid - grid[0] >= 0.1 * (grid[-1] - grid[0])]
-    return float(np.quantile(later, 0.98))
+    """The largest value after a tenth of the grid, but for spikes: the median of it and its neighbors."""
+    later = np.pad(values[grid - grid[0] >= 0.1 * (grid[-1] - grid[0])], (0, 1), mode="edge")
+    return float(np.median(sliding_window_view(later, min(3, later.size)), axis=-1).max())
 
 
 def _axis(title: str) -> dict[str, Any]:
